@@ -1,0 +1,44 @@
+# Everything starts from a bare Python: `make demo` and `make test` set up .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types check test-gpu bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(INSTALLED)  ## set up .venv with the three packages and the development tools
+
+$(INSTALLED): pyproject.toml packages/optim/pyproject.toml packages/profiler/pyproject.toml packages/cli/pyproject.toml tools/constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c tools/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-deps -c tools/constraints.txt lucid-yolo
+	@touch $@
+
+demo: $(INSTALLED)  ## profile the digits example twice, show one report, compare both
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh tools/demo.sh
+
+test: lint types check  ## lint, types and every test that needs no GPU
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy
+
+check: $(INSTALLED)
+	$(BIN)/python -m pytest -m 'not gpu'
+
+test-gpu: $(INSTALLED)  ## the tests that need a CUDA device; they fail, not skip, without one
+	LUCID_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu
+
+bench: $(INSTALLED)  ## one optimizer step, ours against its peers
+	$(BIN)/python tools/bench/step.py
+
+clean:  ## remove the environment and what the demo wrote
+	rm -rf $(VENV) demo

@@ -1,0 +1,3 @@
+"""Placeholder."""
+
+__version__ = "0.1.0"
