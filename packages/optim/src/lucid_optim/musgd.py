@@ -124,6 +124,14 @@ class MuSGD(RuleOptimizer):
     Raises:
         ValueError: If a value is negative, not finite or out of range, or a parameter is complex or sparse.
         TypeError: If a value has the wrong type.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.eye(2))
+        >>> optimizer = MuSGD([weight], lr=0.1)
+        >>> weight.square().sum().backward()
+        >>> optimizer.step()
+        >>> bool(weight[0, 0] < 1)
+        True
     """
 
     rule = MuSGDRule()

@@ -91,6 +91,11 @@ def orthogonalize(
 
     Raises:
         ValueError: If `update` has fewer than two dimensions, is not floating point, or `steps` is not a positive int.
+
+    Example:
+        >>> update = orthogonalize(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+        >>> bool((torch.linalg.svdvals(update) > 0.5).all())
+        True
     """
     if update.ndim < 2 or not update.is_floating_point():
         raise ValueError(

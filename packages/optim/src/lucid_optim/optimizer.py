@@ -40,7 +40,7 @@ def _write(update: Update) -> None:
     """
     params, updates, factor = update
     if isinstance(factor, Tensor) and factor.is_cuda and all(param.device == factor.device for param in params):
-        torch._foreach_add_(params, torch._foreach_mul(updates, factor))
+        torch._foreach_add_(params, torch._foreach_mul(updates, factor.reshape(())))
         return
     value = float(factor)
     if value != 0:
