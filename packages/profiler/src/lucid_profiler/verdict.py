@@ -1,0 +1,179 @@
+"""The verdict on one report: a speed claim only where enough pairs, parity and the capture counters allow one."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lucid_profiler.metrics import MetricAnalysis
+from lucid_profiler.pairs import pairs_needed
+from lucid_profiler.parity import Parity
+from lucid_profiler.records import Run
+
+__all__ = ["MIN_PAIRS", "CaptureCheck", "Decision", "Verdict", "check_capture", "judge"]
+
+MIN_PAIRS = 3
+"""Fewer pairs give no verdict: with two, Student's t has a single degree of freedom."""
+
+Decision = Literal["better", "worse", "inconclusive", "withheld", "undecidable", "parity_failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureCheck:
+    """What the optimizers of one arm say about their captures, over the runs that the statistics use."""
+
+    num_runs: int
+    num_reporting: int
+    """Runs with at least one optimizer that reports captures."""
+    num_replaying: int
+    """Runs with at least one replay."""
+    recordings: int
+    replays: int
+    reasons: dict[str, int]
+    """Steps that ran native, by reason, and runs without any capture report, by reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer, or why there is none."""
+
+    decision: Decision
+    reason: str
+    """A code, such as `interval_excludes_zero` or `no_replays`."""
+    detail: str | None = None
+    """What is behind the code, in words."""
+    metric: str
+    """The primary metric, on which the decision rests."""
+    parts: tuple[str, ...] = ()
+    """The parts of the state for which parity was observed; the verdict speaks of no other."""
+    pairs_needed: int | None = None
+    """When inconclusive: the pairs that would settle it if mean and spread stayed as they are."""
+
+
+def check_capture(runs: Iterable[Run]) -> CaptureCheck:
+    """Add up the capture reports of runs of one arm."""
+    num_runs = num_reporting = num_replaying = recordings = replays = 0
+    reasons: Counter[str] = Counter()
+    for run in runs:
+        groups = [group for report in run.capture or () for group in report.groups]
+        run_replays = sum(group.replays for group in groups)
+        num_runs += 1
+        num_reporting += bool(run.capture)
+        num_replaying += run_replays > 0
+        recordings += sum(group.recordings for group in groups)
+        replays += run_replays
+        for group in groups:
+            reasons.update(group.reasons)
+        if not run.capture:
+            reasons["no_capture_report" if run.agent.loaded else run.agent.reason or "no_agent"] += 1
+    return CaptureCheck(
+        num_runs=num_runs,
+        num_reporting=num_reporting,
+        num_replaying=num_replaying,
+        recordings=recordings,
+        replays=replays,
+        reasons=dict(sorted(reasons.items())),
+    )
+
+
+def judge(
+    metric: MetricAnalysis | None,
+    *,
+    name: str,
+    num_included: int,
+    capture: Mapping[str, CaptureCheck],
+    parity: Parity,
+    alpha: float,
+) -> Verdict:
+    """Return the verdict on the primary metric.
+
+    What speaks against the claim itself comes before what is merely missing: differing states, then the absence of
+    pairs, of observed states and of replays, and only then the number of pairs.
+
+    Args:
+        metric: Its analysis, None if no included run records it.
+        name: Its name.
+        num_included: Pairs in the statistics.
+        capture: By arm; checked if the arms are named native and captured.
+        parity: Of the runs.
+        alpha: Two-sided rate of false verdicts.
+    """
+    decision, reason, detail = (
+        _check_states(parity)
+        or _check_presence(parity, num_included)
+        or (_check_arms(capture["native"], capture["captured"]) if capture.keys() == {"native", "captured"} else None)
+        or _check_number(metric, num_included)
+        or _decide(metric)
+    )
+    needed = None
+    if decision == "inconclusive" and metric is not None and metric.effect is not None and metric.effect.sd is not None:
+        needed = pairs_needed(metric.effect.mean, metric.effect.sd, alpha)
+    return Verdict(
+        decision=decision,
+        reason=reason,
+        detail=detail,
+        metric=name,
+        parts=parity.covered,
+        pairs_needed=needed,
+    )
+
+
+_Outcome = tuple[Decision, str, str | None]
+
+
+def _check_number(metric: MetricAnalysis | None, num_included: int) -> _Outcome | None:
+    if num_included < MIN_PAIRS:
+        return "withheld", "too_few_pairs", f"{num_included} of at least {MIN_PAIRS} pairs are in the statistics"
+    num_values = 0 if metric is None else metric.base.n
+    if 0 < num_values < MIN_PAIRS:
+        return "withheld", "too_few_pairs", f"{num_values} of at least {MIN_PAIRS} pairs have a value"
+    return None
+
+
+def _check_states(parity: Parity) -> _Outcome | None:
+    text = parity.difference.text if parity.difference else None
+    if parity.status == "undecidable":
+        return "undecidable", "base_runs_differ", text
+    if parity.status == "different":
+        return "parity_failed", "states_differ", text
+    return None
+
+
+def _check_presence(parity: Parity, num_included: int) -> _Outcome | None:
+    if not num_included:
+        return "withheld", "no_pairs", "no pair is in the statistics"
+    if parity.status == "not_observed":
+        return "withheld", "parity_not_observed", "no run recorded a digest of its state"
+    return None
+
+
+def _check_arms(native: CaptureCheck, captured: CaptureCheck) -> _Outcome | None:
+    if captured.num_replaying < captured.num_runs:
+        num_native = captured.num_runs - captured.num_replaying
+        counted = ", ".join(f"{reason} ({count})" for reason, count in captured.reasons.items()) or "no reason given"
+        return (
+            "withheld",
+            "no_replays",
+            f"{num_native} of {captured.num_runs} captured runs replayed nothing: {counted}",
+        )
+    if native.num_replaying:
+        return "withheld", "native_replayed", f"{native.num_replaying} of {native.num_runs} native runs replayed graphs"
+    return None
+
+
+def _decide(metric: MetricAnalysis | None) -> _Outcome:
+    if metric is None or metric.change == "unknown":
+        return "withheld", (metric.effect_reason if metric else None) or "no_value", "the primary metric has no effect"
+    if metric.change == "new":
+        return "withheld", "zero_baseline", "the base arm's value is 0"
+    if metric.change in {"lower", "higher"}:
+        return "withheld", "no_direction", "neither lower nor higher is better for the primary metric"
+    if metric.change == "better":
+        return "better", _certain(metric), None
+    if metric.change == "worse":
+        return "worse", _certain(metric), None
+    return "inconclusive", "no_difference" if metric.change == "no_change" else "interval_includes_zero", None
+
+
+def _certain(metric: MetricAnalysis) -> str:
+    return "exact" if metric.exact else "interval_excludes_zero"

@@ -1,0 +1,720 @@
+import math
+import random
+import statistics
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from lucid_profiler import jsonio
+from lucid_profiler.compare import Analysis, Difference, analyze, diff, pair_record, verify_summary
+from lucid_profiler.errors import NotComparableError
+from lucid_profiler.reader import Report, read_report
+from lucid_profiler.records import (
+    AgentHealth,
+    Arm,
+    End,
+    Env,
+    Header,
+    Metric,
+    Pair,
+    PairParity,
+    Record,
+    Run,
+    State,
+    Summary,
+    Tool,
+    identity_digest,
+)
+from lucid_profiler.writer import Writer
+
+FASTER = [(1.00, 0.90), (1.01, 0.91), (0.99, 0.89), (1.00, 0.905), (1.02, 0.91), (1.00, 0.90)]
+SAME_STATE = {"weight": 1.0}
+
+Build = Callable[..., Report]
+
+
+@pytest.fixture
+def build(make_header: Callable[..., Header], make_run: Callable[..., Run], make_state: Callable[..., State]) -> Build:
+    """Give a function that makes a report of one discarded pair and measured ones.
+
+    `runs` changes single runs by number, `metrics` gives each pair's values by name, `states` replaces the state of
+    single runs (None: it recorded none).
+    """
+
+    def build_report(
+        seconds: Sequence[tuple[float | None, float | None]] = FASTER,
+        *,
+        header: Mapping[str, Any] | None = None,
+        runs: Mapping[int, Mapping[str, Any]] | None = None,
+        states: Mapping[int, Any] | None = None,
+        metrics: Mapping[str, tuple[Metric, Sequence[tuple[Any, Any]]]] | None = None,
+        identity: Mapping[str, Any] | None = None,
+    ) -> Report:
+        made_runs, made_states, pairs = [], [], []
+        for number in range(2 * len(seconds) + 2):
+            pair = number // 2 - 1
+            values = {"wall": Metric(value=seconds[pair][number % 2] if pair >= 0 else 9.0, unit="s")}
+            for name, (metric, series) in (metrics or {}).items():
+                values[name] = replace(metric, value=series[max(pair, 0)][number % 2])
+            run = make_run(number, discarded=pair < 0, metrics=values)
+            made_runs.append(replace(run, **(runs or {}).get(number, {})))
+            if (value := (states or {}).get(number, SAME_STATE)) is not None:
+                made_states.append(make_state(number, value))
+        env = Env(scope="host", identity=dict(identity or {}), identity_digest=identity_digest(dict(identity or {})))
+        report = Report(
+            path="a.jsonl",
+            header=make_header(pairs=len(seconds), **(header or {})),
+            envs=(env,),
+            runs=tuple(made_runs),
+            states=tuple(made_states),
+        )
+        for base, other in zip(made_runs[::2], made_runs[1::2], strict=True):
+            pairs.append(pair_record(report, base, other))
+        return replace(report, pairs=tuple(pairs))
+
+    return build_report
+
+
+def decision(analysis: Analysis) -> tuple[str, str]:
+    """Return decision and code of a verdict."""
+    return analysis.verdict.decision, analysis.verdict.reason
+
+
+def test_a_clear_gain_is_better(build: Build) -> None:
+    """Six pairs that all gain ten percent give the verdict better, with the parts that it covers."""
+    got = analyze(build())
+    wall = got.metrics["wall"]
+    ratios = [math.log(other / base) for base, other in FASTER]
+    interval = stats.ttest_1samp(ratios, 0).confidence_interval(0.95)
+    assert decision(got) == ("better", "interval_excludes_zero")
+    assert got.verdict.parts == ("parameters",)
+    assert got.verdict.metric == "wall"
+    assert wall.effect is not None
+    assert (wall.effect.t_low, wall.effect.t_high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert wall.effect.range_coverage == 1 - 2**-5
+    assert (wall.base.n, wall.base.median, wall.base.min, wall.base.max) == (6, 1.0, 0.99, 1.02)
+    assert wall.ratio_of_medians == statistics.median([other for _, other in FASTER]) / 1.0
+    assert wall.change == "better"
+    assert (got.num_pairs, got.num_discarded, got.num_included, got.excluded) == (7, 1, 6, ())
+    assert (got.capture["captured"].replays, got.capture["native"].replays) == (60, 0)
+
+
+def test_the_discarded_pair_is_kept_and_counts_for_nothing(build: Build) -> None:
+    """Its times enter no statistic; it is marked in the pair record and counted."""
+    report = build()
+    assert report.pairs[0].flags == ("discarded",)
+    assert not report.pairs[0].included
+    changed = replace(report, runs=tuple(replace(run, metrics={}) if run.discarded else run for run in report.runs))
+    assert analyze(changed) == analyze(report)
+
+
+@pytest.mark.parametrize(("better", "expected"), [("lower", "worse"), ("higher", "better")])
+def test_the_direction_of_a_metric_decides(better: Any, expected: str, build: Build) -> None:
+    """More of a metric is worse or better as it says, with nothing but the values to go by."""
+    series = [(100.0, 120.0 + index) for index in range(6)]
+    report = build(metrics={"rate": (Metric(value=0, unit="1", better=better), series)}, header={"primary": "rate"})
+    assert decision(analyze(report)) == (expected, "interval_excludes_zero")
+
+
+def test_a_metric_without_direction_gives_no_verdict(build: Build) -> None:
+    """Where neither lower nor higher is better, a change is named and not judged."""
+    series = [(100.0, 120.0 + index) for index in range(6)]
+    report = build(metrics={"loss": (Metric(value=0, unit="1", better="none"), series)}, header={"primary": "loss"})
+    assert analyze(report).metrics["loss"].change == "higher"
+    assert decision(analyze(report)) == ("withheld", "no_direction")
+
+
+def test_noise_is_inconclusive_with_the_pairs_that_would_settle_it(build: Build) -> None:
+    """An interval that holds 0 is inconclusive, and the number of pairs is more than there are."""
+    got = analyze(build([(1.0, 0.95), (1.0, 1.04), (1.0, 0.96), (1.0, 1.02), (1.0, 0.94), (1.0, 1.01)]))
+    assert decision(got) == ("inconclusive", "interval_includes_zero")
+    assert got.verdict.pairs_needed is not None
+    assert got.verdict.pairs_needed > 6
+    assert analyze(build()).verdict.pairs_needed is None
+
+
+def test_equal_times_are_no_difference(build: Build) -> None:
+    """All-equal samples give an interval without width, a note and no NaN, and more pairs would not help."""
+    got = analyze(build([(1.5, 1.5)] * 4))
+    effect = got.metrics["wall"].effect
+    assert effect is not None
+    assert (effect.mean, effect.t_low, effect.t_high, effect.sd) == (0.0, 0.0, 0.0, 0.0)
+    assert effect.note is not None
+    assert got.metrics["wall"].change == "no_change"
+    assert decision(got) == ("inconclusive", "no_difference")
+    assert got.verdict.pairs_needed is None
+
+
+def test_equal_ratios_have_an_interval_without_width(build: Build) -> None:
+    """Pairs that all gain exactly half are better, and the note says what the interval cannot."""
+    got = analyze(build([(2.0, 1.0), (4.0, 2.0), (8.0, 4.0)]))
+    effect = got.metrics["wall"].effect
+    assert effect is not None
+    assert effect.t_low == effect.t_high == math.log(0.5)
+    assert effect.note is not None
+    assert got.verdict.decision == "better"
+
+
+def test_the_false_verdict_rate_is_what_the_header_says(build: Build) -> None:
+    """Under pure noise, two arms of the same speed get a verdict in at most 5 % of experiments (99 % limit)."""
+    rng = random.Random(20260102)
+    template = build()
+    draws = 2000
+    false_verdicts = 0
+    for _ in range(draws):
+        walls = [Metric(value=math.exp(rng.gauss(0, 0.003)), unit="s") for _ in template.runs]
+        runs = tuple(replace(run, metrics={"wall": wall}) for run, wall in zip(template.runs, walls, strict=True))
+        got = analyze(replace(template, runs=runs)).verdict.decision
+        assert got in {"better", "worse", "inconclusive"}
+        false_verdicts += got != "inconclusive"
+    assert false_verdicts <= stats.binom.ppf(0.99, draws, 0.05)
+    assert false_verdicts >= stats.binom.ppf(0.001, draws, 0.05)
+
+
+def test_too_few_pairs_give_no_verdict(build: Build) -> None:
+    """Without pairs, and with fewer than three, the verdict is withheld and says how many there are."""
+    assert decision(analyze(build([]))) == ("withheld", "no_pairs")
+    got = analyze(build(FASTER[:2]))
+    assert decision(got) == ("withheld", "too_few_pairs")
+    assert got.verdict.detail == "2 of at least 3 pairs are in the statistics"
+    assert analyze(build(FASTER[:3])).verdict.decision == "better"
+
+
+def test_a_report_without_runs_or_arms_is_analysed(make_header: Callable[..., Header]) -> None:
+    """A header alone, even one of a single arm or none, comes to a withheld verdict and no error."""
+    for arms in ((), (Arm(name="native"),), (Arm(name="native"), Arm(name="captured"))):
+        got = analyze(Report(path="a.jsonl", header=make_header(arms=arms)))
+        assert decision(got) == ("withheld", "no_pairs")
+        assert got.parity.status == "not_observed"
+        assert (got.num_pairs, got.metrics) == (0, {})
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_failed_run_takes_its_pair_out_on_both_sides(side: int, build: Build) -> None:
+    """The pair stays in the file, is left out of both arms, is counted with its reason, and breaks no parity."""
+    failed = 6 + side
+    report = build(runs={failed: {"status": "failed", "metrics": {}, "capture": None}}, states={failed: None})
+    got = analyze(report)
+    assert len(report.pairs) == 7
+    assert report.pairs[3].flags == (f"failed:{failed}",)
+    assert (got.num_pairs, got.num_included) == (7, 5)
+    assert [(pair.pair, pair.reasons) for pair in got.excluded] == [(3, (f"failed:{failed}",))]
+    assert (got.metrics["wall"].base.n, got.metrics["wall"].other.n) == (5, 5)
+    assert (got.capture["native"].num_runs, got.capture["captured"].num_runs) == (5, 5)
+    assert got.verdict.decision == "better"
+
+
+def test_failures_below_the_minimum_of_pairs_leave_no_verdict(build: Build) -> None:
+    """Three pairs of which one failed are too few."""
+    assert decision(analyze(build(FASTER[:3], runs={5: {"status": "timeout"}}))) == ("withheld", "too_few_pairs")
+
+
+def test_a_pair_whose_run_is_missing_is_left_out(build: Build) -> None:
+    """A pair record that names a run that is not there counts as excluded, not as a crash."""
+    report = build()
+    got = analyze(replace(report, runs=report.runs[:-1]))
+    assert got.excluded[-1].reasons == ("missing:13",)
+    assert got.num_included == 5
+
+
+def test_a_rule_of_the_header_can_leave_a_pair_out(build: Build) -> None:
+    """A pair that its writer did not include is left out with the writer's flags, though both runs are fine."""
+    report = build()
+    flagged = replace(report.pairs[2], included=False, flags=("throttled",))
+    got = analyze(replace(report, pairs=(*report.pairs[:2], flagged, *report.pairs[3:])))
+    assert [(pair.pair, pair.reasons) for pair in got.excluded] == [(2, ("throttled",))]
+
+
+def test_a_missing_value_leaves_the_other_metrics_alone(build: Build) -> None:
+    """A value that one run lacks takes its pair out of that metric alone, counted with its reason."""
+    series = [(10.0, 9.0 + index / 10) for index in range(6)]
+    report = build(metrics={"step": (Metric(value=0, unit="s"), series)})
+    runs = list(report.runs)
+    gone = Metric(value=None, unit="s", reason="no_steps")
+    runs[5] = replace(runs[5], metrics={**runs[5].metrics, "step": gone})
+    got = analyze(replace(report, runs=tuple(runs)))
+    assert (got.metrics["step"].base.n, got.metrics["step"].other.n, got.metrics["step"].num_missing) == (5, 5, 1)
+    assert got.metrics["step"].reasons == {"no_steps": 1}
+    assert got.metrics["wall"].base.n == 6
+    assert got.verdict.decision == "better"
+
+
+def test_a_secondary_metric_that_is_absent_hides_no_regression(build: Build) -> None:
+    """Twenty percent worse is worse, whatever other numbers are missing."""
+    slower = [(1.0 + index / 100, 1.2 + index / 90) for index in range(6)]
+    unknown = [(None, None)] * 6
+    got = analyze(build(slower, metrics={"peak_rss": (Metric(value=None, unit="By", reason="no_agent"), unknown)}))
+    assert got.verdict.decision == "worse"
+    assert got.metrics["peak_rss"].change == "unknown"
+    assert got.metrics["peak_rss"].effect_reason == "no_value"
+    assert got.metrics["peak_rss"].reasons == {"no_agent": 12}
+    assert got.metrics["peak_rss"].base.median is None
+
+
+@pytest.mark.parametrize(
+    ("series", "change", "ratio", "reason"),
+    [
+        ((0, 0), "no_change", None, "zero_baseline"),
+        ((0.0, -0.0), "no_change", None, "zero_baseline"),
+        ((0, 64), "new", None, "zero_baseline"),
+        ((64, 0), "unknown", 0.0, "not_positive"),
+        ((-2.0, -1.0), "unknown", 0.5, "not_positive"),
+        ((-2.0, 3.0), "unknown", -1.5, "not_positive"),
+        ((math.nan, 1.0), "unknown", None, "no_value"),
+        ((1.0, math.inf), "unknown", None, "no_value"),
+        ((10**400, 1), "unknown", None, "no_value"),
+    ],
+)
+def test_values_without_logarithm_stop_nothing(
+    series: tuple[Any, Any], change: str, ratio: float | None, reason: str, build: Build
+) -> None:
+    """Zero, negative and non-finite values divide nothing, enter no logarithm, and the other rows are there."""
+    got = analyze(build(metrics={"odd": (Metric(value=0, unit="By"), [series] * 6)}))
+    odd = got.metrics["odd"]
+    assert (odd.change, odd.ratio_of_medians, odd.effect_reason) == (change, ratio, reason)
+    assert odd.effect is None
+    assert got.metrics["wall"].change == "better"
+
+
+def test_missing_nan_and_infinite_are_told_apart(build: Build) -> None:
+    """Why a value cannot be used is counted by kind: absent, unknown, NaN, either infinity."""
+    series = [(math.nan, math.inf), (-math.inf, None), (10**400, 1.0), *[(1.0, 1.0)] * 3]
+    report = build(metrics={"loss": (Metric(value=None, unit="1", reason="no_steps"), series)})
+    runs = [*report.runs[:-1], replace(report.runs[-1], metrics={"wall": report.runs[-1].metrics["wall"]})]
+    loss = analyze(replace(report, runs=tuple(runs))).metrics["loss"]
+    assert loss.reasons == {"-inf": 1, "beyond_double": 1, "inf": 1, "nan": 1, "no_steps": 1, "not_recorded": 1}
+    assert (loss.base.n, loss.num_missing) == (2, 4)
+
+
+def test_one_pair_without_logarithm_is_not_picked_out(build: Build) -> None:
+    """A single zero among the pairs leaves the metric without an effect instead of a selected one."""
+    series = [(10.0, 9.0), (0.0, 9.0), *[(10.0, 9.1)] * 4]
+    odd = analyze(build(metrics={"odd": (Metric(value=0, unit="s"), series)})).metrics["odd"]
+    assert (odd.effect, odd.effect_reason, odd.base.n) == (None, "zero_baseline", 6)
+
+
+@pytest.mark.parametrize(
+    ("series", "change"),
+    [
+        ([(100, 100)] * 6, "no_change"),
+        ([*[(100, 100)] * 5, (100, 101)], "worse"),
+        ([*[(100, 100)] * 5, (100, 99)], "better"),
+        ([*[(100, 100)] * 4, (100, 99), (100, 101)], "mixed"),
+        ([(2**60, 2**60 + 1)] * 6, "worse"),
+    ],
+)
+def test_exact_metrics_need_no_statistics(series: Sequence[tuple[int, int]], change: str, build: Build) -> None:
+    """For a metric that equal runs repeat exactly, any difference is one, beyond 2**53 too."""
+    got = analyze(build(metrics={"bytes": (Metric(value=0, unit="By", exact=True), series)}))
+    assert got.metrics["bytes"].change == change
+
+
+def test_native_runs_that_differ_make_parity_undecidable(build: Build) -> None:
+    """When native runs differ among themselves, nothing is decided, and the first difference is named."""
+    got = analyze(build(states={4: {"weight": 1.5}, 9: {"weight": 2.0}}))
+    assert got.verdict.decision == "undecidable"
+    assert got.parity.status == "undecidable"
+    assert got.parity.difference is not None
+    assert (got.parity.difference.part, got.parity.difference.runs) == ("parameters", (0, 4))
+    assert got.parity.difference.tensor == "weight"
+    assert got.verdict.detail == got.parity.difference.text
+    assert "runs 0 and 4, parameters: process 0: weight is float[]" in got.parity.difference.text
+
+
+def test_a_pair_that_differs_fails_parity(build: Build) -> None:
+    """One captured run with another bit fails parity, whatever the speed, and names runs, part and tensor."""
+    wrong = struct.unpack("<d", struct.pack("<Q", struct.unpack("<Q", struct.pack("<d", 1.0))[0] ^ 1))[0]
+    report = build(states={9: {"weight": wrong}})
+    got = analyze(report)
+    assert decision(got) == ("parity_failed", "states_differ")
+    assert got.parity.difference is not None
+    assert (got.parity.difference.runs, got.parity.difference.tensor) == ((8, 9), "weight")
+    assert [pair.parity.status for pair in report.pairs] == ["equal"] * 4 + ["different"] + ["equal"] * 2
+    assert report.pairs[4].parity.difference == got.parity.difference.text
+
+
+def test_discarded_runs_take_part_in_parity(build: Build) -> None:
+    """A difference in the discarded pair is as much a difference as any."""
+    assert analyze(build(states={1: {"weight": 7.0}})).verdict.decision == "parity_failed"
+    assert analyze(build(states={0: {"weight": 7.0}})).verdict.decision == "undecidable"
+
+
+@pytest.mark.parametrize(
+    ("run", "value", "expected", "text"),
+    [
+        (5, None, "parity_failed", "run 5 did not record it"),
+        (4, None, "undecidable", "run 4 did not record it"),
+        (5, {"weight": 1.0, "bias": 0.0}, "parity_failed", "bias is missing and float[]"),
+        (5, {"bias": 1.0}, "parity_failed", "bias is missing and float[]"),
+        (5, {}, "parity_failed", "(value) is missing and dict[]"),
+        (5, {"weight": -1.0}, "parity_failed", "weight is float[]"),
+        (5, {"weight": 1}, "parity_failed", "and int[]"),
+    ],
+)
+def test_what_one_side_lacks_is_a_difference(run: int, value: Any, expected: str, text: str, build: Build) -> None:
+    """A part, a tensor or a type that only one side has is never skipped."""
+    got = analyze(build(states={run: value}))
+    assert got.verdict.decision == expected
+    assert text in str(got.verdict.detail)
+
+
+def test_a_structure_that_differs_is_a_difference(build: Build) -> None:
+    """The same leaves under the same spelling in another structure differ, without a tensor to blame."""
+    nested, dotted = {"a": {"b": 1.0}}, {"a.b": 1.0}
+    got = analyze(build(states={**dict.fromkeys(range(14), nested), 3: dotted}))
+    assert got.parity.difference is not None
+    assert got.parity.difference.tensor is None
+    assert "another structure" in got.parity.difference.text
+
+
+def test_parts_processes_and_repeats_are_all_compared(build: Build, make_state: Callable[..., State]) -> None:
+    """Each part of each process counts, in the order in which a process recorded it; the others are not observed."""
+
+    def more(run: int, losses: Sequence[float]) -> list[State]:
+        repeated = [make_state(run, loss, part="losses", process=1) for loss in losses]
+        return [*repeated, make_state(run, {}, part="own_part")]
+
+    report = build()
+    whole = replace(report, states=(*report.states, *(item for run in range(14) for item in more(run, (1.0, 2.0)))))
+    got = analyze(whole)
+    assert got.parity.status == "equal"
+    assert got.parity.covered == ("parameters", "losses", "own_part")
+    assert got.parity.parts["scheduler"].status == "not_observed"
+    assert got.parity.parts["losses"].num_runs == 14
+    for losses in ((2.0, 1.0), (1.0,), (1.0, 2.0, 2.0), ()):
+        extra = (item for run in range(14) for item in more(run, losses if run == 3 else (1.0, 2.0)))
+        other = analyze(replace(report, states=(*report.states, *extra)))
+        assert other.verdict.decision == "parity_failed"
+        assert other.parity.difference is not None
+        assert other.parity.difference.part == "losses"
+
+
+def test_equal_nans_are_equal_and_flagged(build: Build) -> None:
+    """A loss that is the same NaN everywhere keeps parity and is counted; another payload differs."""
+    payload = struct.unpack("<d", struct.pack("<Q", 0x7FF8_0000_0000_0001))[0]
+    states: dict[int, Any] = {run: {"loss": math.nan} for run in range(14)}
+    got = analyze(build(states=states))
+    assert got.parity.status == "equal"
+    assert got.parity.parts["parameters"].nonfinite == 1
+    assert analyze(build(states={**states, 3: {"loss": payload}})).parity.status == "different"
+
+
+def test_another_memory_layout_is_told_and_is_no_difference(build: Build) -> None:
+    """Strides that differ leave parity equal and are reported."""
+    report = build()
+    assert analyze(report).parity.parts["parameters"].equal_strides is True
+    states = tuple(replace(state, strides_digest="0" * 64) if state.run == 3 else state for state in report.states)
+    got = analyze(replace(report, states=states))
+    assert got.parity.status == "equal"
+    assert got.parity.parts["parameters"].equal_strides is False
+
+
+def test_no_digests_no_verdict(build: Build) -> None:
+    """Where no run recorded its state there is no speed verdict."""
+    got = analyze(build(states=dict.fromkeys(range(14))))
+    assert decision(got) == ("withheld", "parity_not_observed")
+    assert got.verdict.parts == ()
+
+
+def test_a_captured_arm_must_replay(build: Build, make_run: Callable[..., Run]) -> None:
+    """A captured run without replays, or a native one with some, withholds the verdict with counted reasons."""
+    idle = make_run(5, replays=0).capture
+    got = analyze(build(runs={5: {"capture": idle}}))
+    assert decision(got) == ("withheld", "no_replays")
+    assert "1 of 6 captured runs replayed nothing: warmup (6)" in str(got.verdict.detail)
+    busy = make_run(5, replays=3).capture
+    assert decision(analyze(build(runs={4: {"capture": busy}}))) == ("withheld", "native_replayed")
+    assert decision(analyze(build(runs={1: {"capture": idle}}))) == ("better", "interval_excludes_zero")
+
+
+def test_a_run_without_capture_report_says_why(build: Build) -> None:
+    """An optimizer that reports no captures, and an agent that was not loaded, are counted reasons."""
+    gone = {"capture": None, "agent": AgentHealth(loaded=False, reason="isolated")}
+    got = analyze(build(runs={5: {"capture": None}, 7: gone}))
+    assert decision(got) == ("withheld", "no_replays")
+    assert got.capture["captured"].reasons == {"isolated": 1, "no_capture_report": 1, "warmup": 4}
+    assert got.capture["captured"].num_reporting == 4
+
+
+def test_other_arms_need_no_replays(build: Build) -> None:
+    """The capture check belongs to arms named native and captured; others are compared without it."""
+    names = {"native": "plain", "captured": "tuned"}
+    runs = {run: {"arm": names[("native", "captured")[run % 2]], "capture": None} for run in range(14)}
+    got = analyze(build(header={"arms": (Arm(name="plain"), Arm(name="tuned"))}, runs=runs))
+    assert (got.base, got.other) == ("plain", "tuned")
+    assert got.verdict.decision == "better"
+
+
+def test_reasons_come_in_their_order(build: Build, make_run: Callable[..., Run]) -> None:
+    """Native differences come before captured ones, parity before the capture check, the number of pairs last."""
+    idle = make_run(5, replays=0).capture
+    bad: dict[str, Any] = {"states": {2: {"weight": 3.0}, 5: {"weight": 4.0}}, "runs": {5: {"capture": idle}}}
+    assert analyze(build(FASTER[:2], **bad)).verdict.decision == "undecidable"
+    assert analyze(build(FASTER[:2])).verdict.reason == "too_few_pairs"
+    assert analyze(build(**bad)).verdict.decision == "undecidable"
+    assert analyze(build(states={5: {"weight": 4.0}}, runs=bad["runs"])).verdict.decision == "parity_failed"
+    assert analyze(build(runs=bad["runs"])).verdict.reason == "no_replays"
+
+
+def test_the_order_of_the_records_does_not_matter(build: Build) -> None:
+    """Records in another order come to the same numbers and decision."""
+    report = build()
+    backwards = replace(report, runs=report.runs[::-1], states=report.states[::-1], pairs=report.pairs[::-1])
+    assert analyze(backwards).metrics == analyze(report).metrics
+    assert analyze(backwards).verdict == analyze(report).verdict
+
+
+def with_summary(report: Report, path: Path) -> Report:
+    """Write a whole report with its summary to a file and read it back."""
+    with Writer(path) as writer:
+        records: list[Record] = [report.header, *report.envs, *report.runs, *report.states, *report.pairs]
+        for record in records:
+            writer.write(record)
+        writer.write(Summary(analysis=asdict(analyze(report))))
+        writer.write(End(status="complete", num_records=writer.num_records))
+    return read_report(str(path), allow_partial=False)
+
+
+def test_the_summary_follows_from_the_file(build: Build, tmp_path: Path) -> None:
+    """A report that was written and read back comes to its own summary, byte for byte."""
+    odd = {"odd": (Metric(value=0, unit="By"), [(0, 2**60 + 1), *[(math.nan, -0.0)] * 5])}
+    report = with_summary(build(metrics=odd), tmp_path / "a.jsonl")
+    assert verify_summary(report) == []
+    assert report.summary is not None
+    assert jsonio.dumps(asdict(analyze(report))) == jsonio.dumps(report.summary.analysis)
+
+
+def test_a_summary_that_says_something_else_is_found(build: Build, tmp_path: Path) -> None:
+    """Every number, name or verdict that does not follow from the runs is listed with its path."""
+    report = with_summary(build(), tmp_path / "a.jsonl")
+    assert report.summary is not None
+    wrong = jsonio.loads(jsonio.dumps(report.summary.analysis))
+    wrong["metrics"]["wall"]["effect"]["mean"] *= 1.001
+    wrong["verdict"]["decision"] = "worse"
+    wrong["num_included"] = 7
+    wrong["excluded"] = [{"pair": 1, "reasons": []}]
+    wrong["invented"] = 1
+    found = verify_summary(replace(report, summary=Summary(analysis=wrong)))
+    assert [text.split(":")[0] for text in found] == [
+        "summary.excluded",
+        "summary.invented",
+        "summary.metrics.wall.effect.mean",
+        "summary.num_included",
+        "summary.verdict.decision",
+    ]
+    assert verify_summary(replace(report, summary=None)) == ["summary: missing"]
+
+
+def test_another_machines_logarithm_is_no_difference(build: Build, tmp_path: Path) -> None:
+    """A last digit that another library rounds otherwise is accepted."""
+    report = with_summary(build(), tmp_path / "a.jsonl")
+    assert report.summary is not None
+    near = jsonio.loads(jsonio.dumps(report.summary.analysis))
+    near["metrics"]["wall"]["effect"]["mean"] = math.nextafter(near["metrics"]["wall"]["effect"]["mean"], 1)
+    assert verify_summary(replace(report, summary=Summary(analysis=near))) == []
+
+
+def test_pairs_and_states_that_do_not_follow_are_found(build: Build) -> None:
+    """A pair with another effect, flag or parity, or without its run, and a state without run are listed."""
+    report = build()
+    wrong = replace(report.pairs[1], included=False, effects={"wall": 0.5}, parity=PairParity(status="different"))
+    lost = Pair(pair=9, runs=(90, 91), included=True, parity=PairParity(status="equal"))
+    stray = replace(report.states[0], run=77)
+    bad = replace(report, pairs=(report.pairs[0], wrong, *report.pairs[2:], lost), states=(*report.states, stray))
+    found = verify_summary(bad)
+    assert [text.split(":")[0] for text in found] == [
+        "pair 1.effects.wall",
+        "pair 1.included",
+        "pair 1.parity.status",
+        "pair 9",
+        "state of run 77",
+    ]
+
+
+@given(st.lists(st.tuples(st.floats(), st.floats()), min_size=3, max_size=5))
+@settings(max_examples=100, deadline=None)
+def test_no_values_break_the_analysis(values: list[tuple[float, float]]) -> None:
+    """Whatever doubles the runs report, the analysis comes to plain finite data that JSON holds."""
+    runs = tuple(
+        _bare_run(2 * pair + side, pair, value) for pair, both in enumerate(values) for side, value in enumerate(both)
+    )
+    pairs = tuple(
+        Pair(pair=pair, runs=(2 * pair, 2 * pair + 1), included=True, parity=PairParity(status="equal"))
+        for pair in range(len(values))
+    )
+    header = _bare_header()
+    got = analyze(Report(path="a", header=header, runs=runs, pairs=pairs))
+    text = jsonio.dumps(asdict(got))
+    assert b"$float" not in text
+    assert jsonio.loads(text)["num_included"] == len(values)
+
+
+def _bare_header() -> Header:
+    arms = (Arm(name="a"), Arm(name="b"))
+    return Header(id="", created="", tool=Tool(name="lucid", version="0"), command=(), arms=arms, pairs=3)
+
+
+def _bare_run(number: int, pair: int, value: float) -> Run:
+    return Run(
+        run=number,
+        pair=pair,
+        arm="ab"[number % 2],
+        status="ok",
+        started="",
+        process_ns=1,
+        metrics={"wall": Metric(value=value, unit="s")},
+        agent=AgentHealth(loaded=False),
+    )
+
+
+GPU = {"gpu_name": "NVIDIA H200", "torch": "2.11.0", "driver_major": "580"}
+
+
+def compare(a: Report, b: Report, *allow: str) -> Difference:
+    """Compare two reports, allowing keys by name."""
+    return diff(a, b, allow=allow)
+
+
+def test_two_reports_of_one_effect_do_not_differ(build: Build) -> None:
+    """A report against itself has one row a metric, a quiet canary, and is inconclusive."""
+    report = build(identity=GPU)
+    got = compare(report, report)
+    assert [row.metric for row in got.rows] == ["wall"]
+    assert got.rows[0].difference is not None
+    assert got.rows[0].difference.difference == 0.0
+    assert (got.decision, got.reason) == ("inconclusive", "interval_includes_zero")
+    assert got.canary is not None
+    assert got.canary.is_quiet
+    assert (got.identities, got.only_in_a, got.only_in_b) == ((), (), ())
+
+
+def test_the_effects_are_compared_and_not_the_seconds(build: Build) -> None:
+    """On a machine twice as slow, a larger gain is still a larger gain, by Welch's interval; the canary tells."""
+    a = build()
+    b_values = [(2 * base, 2 * other * 0.9 + index / 1000) for index, (base, other) in enumerate(FASTER)]
+    got = compare(a, build(b_values))
+    effects = [[math.log(other / base) for base, other in values] for values in (FASTER, b_values)]
+    interval = stats.ttest_ind(effects[1], effects[0], equal_var=False).confidence_interval(0.95)
+    row = got.rows[0]
+    assert row.difference is not None
+    assert (row.difference.low, row.difference.high) == pytest.approx((interval.low, interval.high), rel=1e-6)
+    assert (row.change, got.decision) == ("better", "better")
+    assert got.canary is not None
+    assert got.canary.interval.difference == pytest.approx(math.log(2))
+    assert not got.canary.is_quiet
+    assert compare(build(b_values), a).decision == "worse"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"identity": {**GPU, "gpu_name": "NVIDIA A100"}}, "gpu_name"),
+        ({"identity": {**GPU, "torch": "2.10.0"}}, "torch"),
+        ({"identity": {**GPU, "driver_major": "570"}}, "driver_major"),
+        ({"identity": {key: GPU[key] for key in ("gpu_name", "torch")}}, "driver_major"),
+        ({"identity": {**GPU, "allow_tf32": True}}, "allow_tf32"),
+        ({"identity": GPU, "header": {"command": ("python", "train.py", "--batch", "8")}}, "command"),
+        ({"identity": GPU, "header": {"method": "paired/2"}}, "method"),
+        ({"identity": GPU, "header": {"primary": "peak_rss"}}, "primary"),
+        ({"identity": GPU, "header": {"arms": (Arm(name="native"), Arm(name="captured"))}}, "arms"),
+        ({"identity": GPU, "runs": {2: {"metrics": {"wall": Metric(value=1.0, unit="ms")}}}}, "unit:wall"),
+    ],
+)
+def test_what_differs_in_substance_is_refused_unless_allowed(changes: dict[str, Any], key: str, build: Build) -> None:
+    """Another GPU, driver, torch, setting, command, method or unit is named and refused, or allowed by name."""
+    a, b = build(identity=GPU), build(**changes)
+    with pytest.raises(NotComparableError) as caught:
+        compare(a, b)
+    assert [reason.split(" is ")[0] for reason in caught.value.reasons] == [key]
+    with pytest.raises(NotComparableError):
+        compare(a, b, "something_else")
+    got = compare(a, b, key)
+    assert [(found.key, found.tier) for found in got.identities] == [(key, "allowed")]
+
+
+def test_every_obstacle_is_listed(build: Build) -> None:
+    """All differences come in one error, with both values."""
+    a = build(identity=GPU)
+    b = build(identity={"gpu_name": None, "torch": "2.10.0", "driver_major": "580"})
+    with pytest.raises(NotComparableError, match=r"gpu_name is NVIDIA H200 .* None .*; torch is 2\.11\.0 .* 2\.10\.0"):
+        compare(a, b)
+
+
+def test_what_differs_in_detail_is_noted(build: Build) -> None:
+    """Another card of the same model and another number of pairs are shown and do not stop the comparison."""
+    a = build(identity={**GPU, "gpu_uuid": "GPU-1"})
+    b = build(FASTER[:4], identity={**GPU, "gpu_uuid": "GPU-2"})
+    got = compare(a, b)
+    assert {(found.key, found.tier) for found in got.identities} == {("gpu_uuid", "noted"), ("pairs", "noted")}
+
+
+def test_lost_metrics_stop_and_added_ones_are_listed(build: Build) -> None:
+    """A metric that the second report lost is refused unless allowed; one that it gained is listed."""
+    series = [(100, 100 + index) for index in range(6)]
+    plain, rich = build(), build(metrics={"peak_rss": (Metric(value=0, unit="By"), series)})
+    added = compare(plain, rich)
+    assert (added.only_in_a, added.only_in_b) == ((), ("peak_rss",))
+    with pytest.raises(NotComparableError, match="metric:peak_rss has values in the first report and none"):
+        compare(rich, plain)
+    lost = compare(rich, plain, "metric:peak_rss")
+    assert (lost.only_in_a, [row.metric for row in lost.rows]) == (("peak_rss",), ["wall"])
+    unknown = build(metrics={"peak_rss": (Metric(value=None, unit="By", reason="no_agent"), [(None, None)] * 6)})
+    with pytest.raises(NotComparableError, match="metric:peak_rss"):
+        compare(rich, unknown)
+    assert compare(unknown, unknown).only_in_a == ()
+
+
+def test_no_common_metric_is_refused(build: Build) -> None:
+    """Reports without any metric in common are not comparable, and both lists are shown."""
+    series = [(100, 100 + index) for index in range(6)]
+    nothing = [(None, None)] * 6
+    a, b = build(), build(nothing, metrics={"peak_rss": (Metric(value=0, unit="By"), series)})
+    with pytest.raises(NotComparableError, match="no metric has values in both: wall against peak_rss"):
+        compare(a, b)
+
+
+def test_a_report_without_runs_is_refused(build: Build) -> None:
+    """A report without runs, or without a pair in its statistics, passes no comparison, on either side."""
+    good = build()
+    empty = replace(good, runs=(), states=(), pairs=())
+    with pytest.raises(NotComparableError, match="the first report has no runs"):
+        compare(empty, good)
+    with pytest.raises(NotComparableError, match="the second report has no runs"):
+        compare(good, empty)
+    with pytest.raises(NotComparableError, match="second report has 2 runs and no pair"):
+        compare(good, build([]))
+
+
+def test_a_report_without_verdict_gives_none_to_the_comparison(build: Build) -> None:
+    """Where parity failed in one report its rows are shown and the decision is withheld."""
+    got = compare(build(), build(states={5: {"weight": 4.0}}))
+    assert (got.decision, got.reason) == ("withheld", "the second report has no verdict: states_differ")
+    assert len(got.rows) == 1
+
+
+def test_zero_and_single_values_leave_rows_without_difference(build: Build) -> None:
+    """A row whose effect does not exist is there without a difference, beside the others."""
+    zero = build(metrics={"extra": (Metric(value=0, unit="By"), [(0, 0)] * 6)})
+    got = compare(zero, zero)
+    assert [(row.metric, row.change) for row in got.rows] == [("wall", "inconclusive"), ("extra", "unknown")]
+    exact = build([(1.5, 1.5)] * 3)
+    assert compare(exact, exact).rows[0].change == "no_change"
+    assert compare(exact, exact).reason == "no_difference"
+
+
+def test_importing_the_comparison_is_cheap() -> None:
+    """Comparing reports imports no torch, no numpy, no scipy and no click."""
+    code = (
+        "import sys, lucid_profiler.compare; print(*{'torch', 'numpy', 'scipy', 'click', 'psutil'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert out.stdout.strip() == ""
