@@ -1,0 +1,158 @@
+"""`lucid profile run`: measure a command natively and captured, write a report, and show what it comes to."""
+
+import os
+import shutil
+import sys
+import tempfile
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from lucid_cli import __version__, experiment
+from lucid_cli.command import CannotStartError, resolve_program
+from lucid_cli.interrupts import Interrupts
+from lucid_cli.orchestrate import Plan, Status, run_experiment, utc_now
+from lucid_cli.output import write_result
+from lucid_cli.progress import Progress
+from lucid_cli.recorder import Recorder, make_env
+from lucid_cli.reporters.table import render_report
+from lucid_profiler.compare import Analysis, analyze
+from lucid_profiler.host import host_identity, host_volatile
+from lucid_profiler.nvml import read_nvml
+from lucid_profiler.records import Env, Header, Tool
+from lucid_profiler.writer import Writer
+
+PARITY_FAILED = 4
+CHILD_FAILED = 8
+
+__all__ = ["command"]
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False, "max_content_width": 100})
+@click.option(
+    "--pairs",
+    type=click.IntRange(min=1),
+    default=experiment.DEFAULT_PAIRS,
+    show_default=True,
+    metavar="N",
+    help="Measured pairs; an even number lets a slow drift cancel.",
+)
+@click.option(
+    "--discard-pairs",
+    type=click.IntRange(min=0),
+    default=experiment.DISCARDED_PAIRS,
+    show_default=True,
+    metavar="N",
+    help="Pairs run first and kept in the report, but not in the statistics.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Report to write.  [default: lucid-<UTC>-<id>.jsonl]",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the report if it exists.")
+@click.option("--keep-going", is_flag=True, help="Run the remaining pairs although a run has failed.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time limit of a single run."
+)
+@click.option("--stdin", "pass_stdin", is_flag=True, help="Give each run what standard input holds; else it is empty.")
+@click.option("-v", "--verbose", is_flag=True, help="Copy the command's output to standard error.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
+def command(words: tuple[str, ...], **options: Any) -> int:
+    """Run COMMAND natively and captured, in pairs of fresh processes.
+
+    COMMAND is run exactly as typed, without a shell. The options of lucid end at its first word; everything after
+    that belongs to COMMAND. The result goes to standard output, progress to standard error.
+    """
+    if not words:
+        raise click.UsageError("a command is needed: lucid profile run [OPTIONS] -- COMMAND [ARGS]...")
+    plan = Plan(
+        command=words,
+        arms=experiment.ARMS,
+        slots=experiment.plan_slots(options["pairs"], options["discard_pairs"]),
+        timeout_s=options["timeout"],
+        keep_going=options["keep_going"],
+        stdin=_read_stdin() if options["pass_stdin"] else None,
+        copy_output=options["verbose"],
+    )
+    program = resolve_program(plan.command, os.environ)
+    header = _header(plan, pairs=options["pairs"], discarded=options["discard_pairs"])
+    path = options["output"] or _default_name(header)
+    progress = Progress(len(plan.slots))
+    with Interrupts() as interrupts, _open_report(path, overwrite=options["overwrite"]) as writer:
+        recorder = Recorder(writer, header)
+        recorder.add_host(_host_env(program))
+        progress.say(f"report: {path}")
+        try:
+            status = run_experiment(plan, recorder, interrupts=interrupts, observer=progress)
+        except CannotStartError:
+            _remove(path)
+            raise
+        report = recorder.finish(status)
+    analysis = analyze(report)
+    write_result(render_report(report, analysis))
+    return _exit_code(status, analysis, interrupts)
+
+
+def _read_stdin() -> IO[bytes]:
+    """Return standard input: a terminal as it is, anything else in a file that each run reads from its beginning."""
+    if sys.stdin is None:
+        raise click.UsageError("--stdin: standard input is closed")
+    if sys.stdin.isatty():
+        return sys.stdin.buffer
+    spool = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the runs
+    shutil.copyfileobj(sys.stdin.buffer, spool)
+    return spool
+
+
+def _header(plan: Plan, *, pairs: int, discarded: int) -> Header:
+    return Header(
+        id=str(uuid.uuid4()),
+        created=utc_now(),
+        tool=Tool(name="lucid", version=__version__),
+        command=plan.command,
+        arms=plan.arms,
+        pairs=pairs,
+        discarded_pairs=discarded,
+        slots=plan.slots,
+        rules=experiment.RULES,
+    )
+
+
+def _default_name(header: Header) -> str:
+    stamp = header.created[:19].replace("-", "").replace(":", "")
+    return f"lucid-{stamp}Z-{header.id[:8]}.jsonl"
+
+
+def _open_report(path: str, *, overwrite: bool) -> Writer:
+    try:
+        return Writer(path, overwrite=overwrite)
+    except FileExistsError as error:
+        raise click.UsageError(f"{path} exists already; name another file with -o, or add --overwrite") from error
+    except OSError as error:
+        raise click.UsageError(f"the report {path} cannot be written: {error.strerror}") from error
+
+
+def _host_env(program: str) -> Env:
+    nvml = read_nvml()
+    return make_env("host", host_identity(nvml), {**host_volatile(nvml), "program": program})
+
+
+def _remove(path: str) -> None:
+    """Remove the report of an experiment that never began; a device or pipe that was named as one stays."""
+    if Path(path).is_file():
+        with suppress(OSError):
+            Path(path).unlink()
+
+
+def _exit_code(status: Status, analysis: Analysis, interrupts: Interrupts) -> int:
+    if status == "interrupted" and interrupts.first is not None:
+        return 128 + interrupts.first
+    if status == "failed":
+        return CHILD_FAILED
+    return PARITY_FAILED if analysis.parity.status == "different" else 0

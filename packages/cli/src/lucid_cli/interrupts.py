@@ -1,0 +1,44 @@
+"""Signals to lucid itself, as events that the loop around a measured process waits for."""
+
+import signal
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+__all__ = ["Interrupts"]
+
+
+class Interrupts:
+    """While entered, SIGINT, SIGTERM and SIGHUP become entries of `events` instead of ending lucid.
+
+    A signal that lucid was started with ignored stays ignored, as `nohup` and background jobs expect. SIGCHLD is set
+    to its default, because the kernel keeps no exit status for a parent that ignores it.
+
+    Attributes:
+        events: numbers of the signals, between whatever else is put there; its `put` may be called from a handler.
+        first: the first signal, None as long as there was none.
+    """
+
+    def __init__(self) -> None:
+        self.events: SimpleQueue[int | str] = SimpleQueue()
+        self.first: signal.Signals | None = None
+        self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
+
+    def __enter__(self) -> "Interrupts":  # noqa: PYI034 - typing.Self is newer than the oldest Python supported
+        for number in _FORWARDED:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
+        self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.first is None:
+            self.first = signal.Signals(number)
+        self.events.put(number)

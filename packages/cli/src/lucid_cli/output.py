@@ -1,0 +1,47 @@
+"""Writing to the terminal or a pipe: no character is too much for its encoding, and a closed pipe is no error."""
+
+import os
+import sys
+from contextlib import suppress
+
+# What to print where the encoding of the output lacks a character.
+_PLAIN = str.maketrans({"…": "...", "µ": "u"})
+
+__all__ = ["printable", "warn", "write_result"]
+
+
+def printable(text: str, encoding: str | None) -> str:
+    """Return `text` in characters that `encoding` has, without control characters other than tab and newline."""
+    kept = "".join(char if char.isprintable() or char in "\t\n" else "?" for char in text)
+    name = encoding or "utf-8"
+    try:
+        kept.encode(name)
+    except UnicodeEncodeError:
+        return kept.translate(_PLAIN).encode(name, "replace").decode(name)
+    return kept
+
+
+def write_result(text: str) -> None:
+    """Write `text` to standard output. A reader that has gone away ends the output quietly.
+
+    Raises:
+        OSError: standard output cannot be written, for instance because a disk is full.
+    """
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(printable(text, sys.stdout.encoding))
+        sys.stdout.flush()
+    except OSError as error:
+        # What is still buffered must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise OSError(error.errno, error.strerror, "standard output") from error
+
+
+def warn(text: str, *, kind: str = "Warning") -> None:
+    """Write one line to standard error; where nobody reads it, nothing happens."""
+    with suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            sys.stderr.write(printable(f"{kind}: {text}\n", sys.stderr.encoding))
+            sys.stderr.flush()

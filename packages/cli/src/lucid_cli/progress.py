@@ -1,0 +1,55 @@
+"""What standard error shows while an experiment runs: one plain line a run, and why one failed."""
+
+import sys
+from contextlib import suppress
+from statistics import mean
+
+from lucid_cli.output import printable
+from lucid_cli.reporters.words import run_words
+from lucid_profiler.records import Run, Slot
+
+_TAIL_LINES = 20
+
+__all__ = ["Progress", "duration"]
+
+
+class Progress:
+    """Prints a line for each run that ends, with an estimate of the time that remains.
+
+    Args:
+        num_slots: runs in all.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._seconds: list[float] = []
+
+    def ended(self, slot: Slot, run: Run) -> None:
+        """Print the line of one run, and below it the end of its output if it failed."""
+        self._seconds.append(run.process_ns / 1e9)
+        num_left = self._num_slots - len(self._seconds)
+        pair = f"pair {slot.pair}" + (" (discarded)" if slot.discarded else "")
+        line = f"run {slot.slot + 1} of {self._num_slots}  {pair}  {run.arm}  {self._seconds[-1]:.2f} s"
+        if run.status == "ok" and num_left:
+            line += f"  about {duration(num_left * mean(self._seconds))} left"
+        elif run.status != "ok":
+            line += f"  {run_words(run)}"
+        self.say(line)
+        if run.status != "ok":
+            for text in run.output_tail.replace("\r", "\n").splitlines()[-_TAIL_LINES:]:
+                self.say(f"  | {text}")
+
+    def say(self, line: str) -> None:
+        """Print a line; a terminal that has gone away does not end the measurement."""
+        with suppress(OSError, ValueError):
+            if sys.stderr is not None:
+                print(printable(line, sys.stderr.encoding), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def duration(seconds: float) -> str:
+    """Return a time for reading: seconds below two minutes, minutes below two hours, then hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,99 @@
+"""Codes, numbers and units in words, for every text that a person reads."""
+
+import math
+
+from lucid_profiler.records import Run
+
+__all__ = [
+    "METRIC_NAMES",
+    "amount",
+    "change",
+    "interval",
+    "metric_name",
+    "percent",
+    "reason_words",
+    "run_words",
+    "scale",
+]
+
+METRIC_NAMES = {
+    "wall": "wall",
+    "step_time_median": "step",
+    "optimizer_time_median": "optimizer step",
+    "peak_rss": "peak resident",
+    "peak_allocated": "peak allocated",
+    "peak_reserved": "peak reserved",
+}
+_REASONS = {
+    "no_agent": "no agent was loaded: not a Python program, or Python with -S, -I or -E",
+    "no_cuda": "no CUDA device was used",
+    "no_steps": "no optimizer step was seen",
+    "too_few_steps": "fewer than two optimizer steps were seen",
+    "not_finished": "the process ended without its exit handlers",
+    "below_resolution": "not above lucid's own memory",
+    "not_requested": "capture is off",
+    "not_implemented": "not implemented",
+    "no_capture_report": "no optimizer of the command reports captures",
+    "not_recorded": "not recorded",
+    "non_finite": "not finite",
+}
+# Divisor and name, from large to small; a row takes the first that its base median reaches.
+_SCALES = {
+    "s": ((1.0, "s", 3), (1e-3, "ms", 3), (1e-6, "µs", 3)),
+    "By": ((10 * 2.0**30, "GiB", 2), (2.0**20, "MiB", 1), (2.0**10, "KiB", 1), (1.0, "B", 0)),
+}
+
+
+def metric_name(name: str) -> str:
+    """Return the name of a metric for reading."""
+    return METRIC_NAMES.get(name, name.replace("_", " "))
+
+
+def scale(unit: str, value: float | None) -> tuple[float, str, int]:
+    """Return divisor, unit and decimals in which amounts near `value` read best."""
+    scales = _SCALES.get(unit, ((1.0, "" if unit == "1" else unit, 3),))
+    size, name, decimals = next((one for one in scales if value is not None and abs(value) >= one[0]), scales[-1])
+    return (2.0**30 if name == "GiB" else size), name, decimals
+
+
+def amount(value: float | None, scaled: tuple[float, str, int]) -> str:
+    """Return a number in the given scale, without its unit."""
+    if value is None:
+        return "-"
+    size, _, decimals = scaled
+    shown = value / size
+    if abs(shown) >= 1e6:
+        return f"{shown:.4g}"
+    return f"{shown:.{min(decimals, 1)}f}" if abs(shown) >= 1000 else f"{shown:.{decimals}f}"
+
+
+def change(log_ratio: float | None) -> float | None:
+    """Return the relative change that a log-ratio stands for, in percent."""
+    return None if log_ratio is None else 100 * math.expm1(min(log_ratio, 700.0))
+
+
+def percent(log_ratio: float | None) -> str:
+    """Return a log-ratio as a signed change in percent, without the sign of percent."""
+    value = change(log_ratio)
+    if value is None:
+        return "-"
+    if abs(value) >= 1e5:
+        return f"{value:+.1e}"
+    return f"{value:+.0f}" if abs(value) >= 99.995 else f"{value:+.2f}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Return an interval of log-ratios as changes in percent."""
+    return "-" if low is None or high is None else f"[{percent(low)}, {percent(high)}]"
+
+
+def reason_words(reason: str) -> str:
+    """Return a reason code in words."""
+    return _REASONS.get(reason, reason.replace("_", " ") if reason.islower() else reason)
+
+
+def run_words(run: Run) -> str:
+    """Say how a run ended that was not ok."""
+    how = f"ended by {run.signal}" if run.signal else f"exit status {run.returncode}"
+    status = "timed out" if run.status == "timeout" else run.status.replace("_", " ")
+    return f"{status}, {how}"

@@ -1,0 +1,67 @@
+"""The functions that a script calls, and the session of this process that they speak to, if there is one."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+__all__ = ["Session", "attach", "fit", "mark", "state"]
+
+
+class Session(Protocol):
+    """What the functions below need of the agent's session."""
+
+    active: bool
+
+    def fit(self) -> AbstractContextManager[None]:
+        """Return the timed interval."""
+
+    def mark(self, name: str) -> None:
+        """Begin the phase `name`."""
+
+    def state(self, part: str, value: Any) -> None:
+        """Record the digest of `value`."""
+
+
+_session: Session | None = None
+
+
+def fit() -> AbstractContextManager[None]:
+    """Return a context manager around the work that is to be timed.
+
+    Under lucid its two ends are the run's wall interval. When CUDA is in use they are taken after a synchronisation of
+    the current device. There is one timed interval in a run. Outside lucid nothing happens.
+
+    Raises:
+        RuntimeError: under lucid, on entering a second interval of the same run, nested or not.
+    """
+    session = _session
+    if session is None or not session.active:
+        return nullcontext()
+    return session.fit()
+
+
+def mark(name: str) -> None:
+    """Say that the run is in the phase `name` from here on, until the next mark or the end of the process."""
+    session = _session
+    if session is not None and session.active:
+        session.mark(name)
+
+
+def state(part: str, value: Any) -> None:
+    """Record the digest of one part of the training state, such as "model", "ema" or "losses".
+
+    Call it after `fit()`: a digest takes time, so inside the timed interval it is refused, and the report notes that.
+    When a part is given more than once, the last value counts. This function never raises.
+
+    Args:
+        part: name of the part; "parameters" and "optimizer_state" are taken by the agent itself.
+        value: a mapping of tensors, numbers and texts, nested or not, a tensor, or an object with `state_dict()`.
+    """
+    session = _session
+    if session is not None and session.active:
+        session.state(part, value)
+
+
+def attach(session: Session | None) -> None:
+    """Make `session` the one that the functions above speak to."""
+    global _session  # noqa: PLW0603 - a process has one session, and the public functions take none
+    _session = session

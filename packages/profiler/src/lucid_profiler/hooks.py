@@ -1,0 +1,233 @@
+"""Watches torch: optimizer steps, and the modules whose registered names the digests use.
+
+torch is never imported from here. A finder waits until the program does it, and then registers torch's own global
+hooks; they hold modules weakly, and the optimizers that stepped last strongly, so that both can be read at the end.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from weakref import WeakValueDictionary
+
+from lucid_profiler.journal import Guard
+from lucid_profiler.ring import RingWriter
+
+MAX_OPTIMIZERS = 8
+
+__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "TrackedOptimizer", "watch_torch"]
+
+
+class TrackedOptimizer:
+    """One optimizer that stepped. `names` maps the identity of a parameter to its qualified name."""
+
+    __slots__ = ("begin_ns", "has_closure", "index", "names", "num_groups", "num_steps", "optimizer", "pending")
+
+    def __init__(self, optimizer: Any, *, index: int, has_closure: bool) -> None:
+        self.optimizer = optimizer
+        self.index = index
+        self.has_closure = has_closure
+        self.names: dict[int, str] = {}
+        self.num_groups = 0
+        self.num_steps = 0
+        self.begin_ns = 0
+        self.pending = False
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a report says about the optimizer itself."""
+        kind = type(self.optimizer)
+        return {"index": self.index, "name": kind.__qualname__, "module": kind.__module__, "num_steps": self.num_steps}
+
+
+class TorchHooks:
+    """The hooks of one process and what they have seen.
+
+    Args:
+        ring_path: file for step records; made at the first step.
+        guard: counts the agent's faults.
+    """
+
+    def __init__(self, ring_path: Path, *, guard: Guard) -> None:
+        self.num_steps = 0
+        self.last_end_ns = 0
+        self._guard = guard
+        self._ring_path = ring_path
+        self._ring: RingWriter | None = None
+        self._active = True
+        self._num_adopted = 0
+        self._tracked: dict[int, TrackedOptimizer] = {}
+        self._modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Register the global hooks of the torch that has just been imported."""
+        with self._guard:
+            optimizer = sys.modules["torch.optim.optimizer"]
+            module = sys.modules["torch.nn.modules.module"]
+            self._handles += [
+                optimizer.register_optimizer_step_pre_hook(self._before_step),
+                optimizer.register_optimizer_step_post_hook(self._after_step),
+                module.register_module_parameter_registration_hook(self._on_registration),
+                module.register_module_module_registration_hook(self._on_registration),
+            ]
+
+    def deactivate(self) -> None:
+        """Take the hooks away and let go of everything; for the end of the process, and for forked children."""
+        self._active = False
+        with self._guard:
+            for handle in self._handles:
+                handle.remove()
+        self._handles.clear()
+        self._tracked.clear()
+        self._ring = None
+
+    def optimizers(self) -> list[TrackedOptimizer]:
+        """Return the optimizers that stepped, in the order of their first step; the last eight of them."""
+        return [tracked for tracked in self._tracked.values() if tracked.num_steps]
+
+    def parameter_names(self) -> dict[int, str]:
+        """Name every parameter of those optimizers, by identity; of equal names the later get their optimizer's."""
+        names: dict[int, str] = {}
+        taken: set[str] = set()
+        for tracked in self.optimizers():
+            for parameter, own_name, place in _parameters(tracked):
+                if id(parameter) not in names:
+                    name = own_name or tracked.names.get(id(parameter), place)
+                    candidates = (name, f"optimizer{tracked.index}.{name}")
+                    names[id(parameter)] = next((one for one in candidates if one not in taken), place)
+                    taken.add(names[id(parameter)])
+        return names
+
+    def notes(self) -> list[str]:
+        """Say what a reader of the report has to know about the steps."""
+        notes = [
+            f"optimizer {tracked.index} was given a closure: its step time includes the closure"
+            for tracked in self.optimizers()
+            if tracked.has_closure
+        ]
+        if self._num_adopted > MAX_OPTIMIZERS:
+            notes.append(f"{self._num_adopted} optimizers stepped: digests cover the last {MAX_OPTIMIZERS}")
+        return notes
+
+    def _on_registration(self, module: Any, _name: str, value: Any) -> None:
+        with self._guard:
+            self._modules[id(module)] = module
+            if hasattr(value, "named_parameters"):
+                self._modules[id(value)] = value
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        tracked = self._tracked.get(id(optimizer))
+        if tracked is None or len(optimizer.param_groups) != tracked.num_groups:
+            with self._guard:
+                tracked = self._adopt(optimizer, tracked, has_closure=_has_closure(args, kwargs))
+            if tracked is None:
+                return
+        tracked.pending = True
+        tracked.begin_ns = time.monotonic_ns()
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        end_ns = time.monotonic_ns()
+        tracked = self._tracked.get(id(optimizer))
+        # Not pending: the outer end of a step() that calls its parent's step().
+        if tracked is None or not tracked.pending:
+            return
+        tracked.pending = False
+        tracked.num_steps = step = tracked.num_steps + 1
+        self.num_steps += 1
+        self.last_end_ns = end_ns
+        if self._ring is not None:
+            self._ring.write(tracked.begin_ns, end_ns, tracked.index, step=step)
+
+    def _adopt(self, optimizer: Any, tracked: TrackedOptimizer | None, *, has_closure: bool) -> TrackedOptimizer | None:
+        """Begin to follow an optimizer, or name the parameters of one that has new groups."""
+        if not self._active:
+            return None
+        if tracked is None:
+            if not self._num_adopted:
+                with self._guard:
+                    self._ring = RingWriter(self._ring_path)
+            tracked = TrackedOptimizer(optimizer, index=self._num_adopted, has_closure=has_closure)
+            self._num_adopted += 1
+            self._tracked[id(optimizer)] = tracked
+            if len(self._tracked) > MAX_OPTIMIZERS:
+                del self._tracked[next(iter(self._tracked))]
+        tracked.num_groups = len(optimizer.param_groups)
+        wanted = {id(parameter) for parameter, _, _ in _parameters(tracked)}
+        tracked.names.update(_qualified_names(list(self._modules.values()), wanted))
+        return tracked
+
+
+def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    # The first positional argument is the optimizer itself.
+    return (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
+
+
+def _parameters(tracked: TrackedOptimizer) -> Iterator[tuple[Any, str | None, str]]:
+    """Yield each parameter with the name that its group gives it, and with its place."""
+    for group_index, group in enumerate(tracked.optimizer.param_groups):
+        own_names = group.get("param_names")
+        for index, parameter in enumerate(group["params"]):
+            own_name = str(own_names[index]) if own_names and len(own_names) == len(group["params"]) else None
+            yield parameter, own_name, f"optimizer{tracked.index}.group{group_index}.param{index}"
+
+
+def _qualified_names(modules: list[Any], wanted: set[int]) -> dict[int, str]:
+    """Return the name of each wanted parameter below its outermost module.
+
+    When the parameters belong to several outermost modules, each name begins with the class and place of its own.
+    """
+    inner = {id(child) for module in modules for child in module._modules.values()}  # noqa: SLF001 - torch's own map
+    found: list[tuple[Any, dict[int, str]]] = []
+    for root in (module for module in modules if id(module) not in inner):
+        names = {id(p): name for name, p in reversed(list(root.named_parameters())) if id(p) in wanted}
+        if names:
+            found.append((root, names))
+    if len(found) == 1:
+        return found[0][1]
+    return {
+        identity: f"{type(root).__name__}{place}.{name}"
+        for place, (root, names) in reversed(list(enumerate(found)))
+        for identity, name in names.items()
+    }
+
+
+class _TorchFinder(MetaPathFinder):
+    """Finds nothing itself: it lets the other finders find torch, and hears when torch has been executed."""
+
+    def __init__(self, hooks: TorchHooks) -> None:
+        self._hooks = hooks
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        for finder in sys.meta_path:
+            spec = finder.find_spec(fullname, path, target) if finder is not self else None
+            if spec is not None:
+                self._listen(spec.loader)
+                return spec
+        return None
+
+    def _listen(self, loader: Any) -> None:
+        def exec_module(module: ModuleType) -> None:
+            loader.__dict__.pop("exec_module", None)
+            loader.exec_module(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            self._hooks.install()
+
+        if hasattr(loader, "__dict__") and hasattr(loader, "exec_module"):
+            loader.__dict__["exec_module"] = exec_module
+
+
+def watch_torch(hooks: TorchHooks) -> None:
+    """Install `hooks` when the program has imported torch, or now if it already has."""
+    if "torch" in sys.modules:
+        hooks.install()
+    else:
+        sys.meta_path.insert(0, _TorchFinder(hooks))

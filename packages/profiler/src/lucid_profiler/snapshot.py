@@ -1,0 +1,206 @@
+"""What the agent reads once, at the end of a process: peaks, states, capture counters, environment.
+
+torch is taken from the modules that the program has loaded. Every function leaves the program's objects as they are.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lucid_profiler.hooks import TrackedOptimizer
+from lucid_profiler.journal import Guard
+
+_TORCH_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
+    "torch": lambda torch: str(torch.__version__),
+    "cuda": lambda torch: torch.version.cuda,
+    "hip": lambda torch: torch.version.hip,
+    "num_threads": lambda torch: torch.get_num_threads(),
+    "deterministic_algorithms": lambda torch: torch.are_deterministic_algorithms_enabled(),
+    "deterministic_warn_only": lambda torch: torch.is_deterministic_algorithms_warn_only_enabled(),
+    "float32_matmul_precision": lambda torch: torch.get_float32_matmul_precision(),
+    "matmul_tf32": lambda torch: _tf32(torch.backends.cuda.matmul),
+    "cudnn_tf32": lambda torch: _tf32(torch.backends.cudnn),
+    "cudnn_benchmark": lambda torch: torch.backends.cudnn.benchmark,
+    "cudnn_deterministic": lambda torch: torch.backends.cudnn.deterministic,
+}
+_CUDA_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
+    "cudnn": lambda torch: torch.backends.cudnn.version(),
+    "gpu_name": lambda torch: torch.cuda.get_device_name(),
+    "gpu_uuid": lambda torch: str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")),
+}
+_ENVIRONMENT_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE")
+
+__all__ = [
+    "as_state",
+    "capture",
+    "environment",
+    "memory",
+    "optimizer_state",
+    "parameters",
+    "peak_resident_bytes",
+    "plain_digest",
+    "rank",
+    "synchronize",
+]
+
+
+def loaded_torch() -> Any:
+    """Return torch if the program has loaded it, else None."""
+    return sys.modules.get("torch")
+
+
+def _cuda_in_use(torch: Any) -> bool:
+    return torch is not None and hasattr(torch, "cuda") and bool(torch.cuda.is_initialized())
+
+
+def synchronize() -> None:
+    """Wait for the current CUDA device, if the program has begun to use CUDA."""
+    torch = loaded_torch()
+    if _cuda_in_use(torch):
+        torch.cuda.synchronize()
+
+
+def rank() -> int | None:
+    """Return the rank that torchrun gave this process."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdecimal() else None
+
+
+def peak_resident_bytes() -> int | None:
+    """Return the high-water mark of this program's resident memory, which begins anew when a program is executed."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def memory(guard: Guard) -> dict[str, Any]:
+    """Return the peaks in bytes, before anything here adds to them; None where CUDA is not in use."""
+    peaks: dict[str, Any] = {"peak_rss_bytes": None, "peak_allocated_bytes": None, "peak_reserved_bytes": None}
+    with guard:
+        peaks["peak_rss_bytes"] = peak_resident_bytes()
+    torch = loaded_torch()
+    if _cuda_in_use(torch):
+        with guard:
+            peaks["peak_allocated_bytes"] = int(torch.cuda.max_memory_allocated())
+            peaks["peak_reserved_bytes"] = int(torch.cuda.max_memory_reserved())
+    return peaks
+
+
+def parameters(optimizers: Sequence[TrackedOptimizer], names: Mapping[int, str]) -> dict[str, Any]:
+    """Return every parameter of the optimizers by name; the tensors are the program's own."""
+    return {
+        names[id(parameter)]: parameter
+        for tracked in optimizers
+        for group in tracked.optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def optimizer_state(optimizers: Sequence[TrackedOptimizer], names: Mapping[int, str]) -> dict[str, Any]:
+    """Return state and settings of each optimizer under `optimizer<index>`; the tensors are the program's own.
+
+    Settings of a group are included, so that two arms with other learning rates differ; objects that are neither
+    tensors nor plain values are left out.
+    """
+    return {
+        f"optimizer{tracked.index}": {
+            "state": {
+                _state_name(key, names, place): _plain_items(value) if isinstance(value, Mapping) else value
+                for place, (key, value) in enumerate(tracked.optimizer.state.items())
+                if isinstance(value, Mapping) or _is_plain(value)
+            },
+            "groups": [
+                _plain_items({k: v for k, v in group.items() if k not in ("params", "param_names")})
+                for group in tracked.optimizer.param_groups
+            ],
+        }
+        for tracked in optimizers
+    }
+
+
+def _state_name(key: Any, names: Mapping[int, str], place: int) -> str:
+    # State under a parameter that no group lists any more goes by its place.
+    return key if isinstance(key, str) else names.get(id(key), f"unlisted{place}")
+
+
+def _plain_items(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in mapping.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a digest can be taken of `value`; functions and objects of other classes have none."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    torch, numpy = loaded_torch(), sys.modules.get("numpy")
+    return (torch is not None and isinstance(value, torch.Tensor)) or (
+        numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+    )
+
+
+def as_state(value: Any) -> Any:
+    """Return the `state_dict()` of an object that has one, else the value itself."""
+    state_dict = getattr(value, "state_dict", None)
+    return state_dict() if callable(state_dict) else value
+
+
+def plain_digest(digest: Any) -> dict[str, Any]:
+    """Return a `StateDigest` as the fields of a journal line."""
+    return {
+        "digest": digest.digest,
+        "strides_digest": digest.strides_digest,
+        "num_tensors": digest.num_tensors,
+        "num_bytes": digest.num_bytes,
+        "nonfinite": digest.nonfinite,
+        "tensors": {name: [short, dtype, list(shape)] for name, (short, dtype, shape) in digest.tensors.items()},
+    }
+
+
+def capture(optimizers: Sequence[TrackedOptimizer], guard: Guard) -> list[dict[str, Any]] | None:
+    """Return the capture counters of the optimizers that keep some; None if none does."""
+    reports = []
+    for tracked in optimizers:
+        if hasattr(tracked.optimizer, "capture_report"):
+            with guard:
+                reports.append(
+                    {
+                        "optimizer": type(tracked.optimizer).__name__,
+                        **tracked.optimizer.capture_report().as_dict(),
+                    }
+                )
+    return reports or None
+
+
+def environment(guard: Guard) -> dict[str, dict[str, Any]]:
+    """Return what the numbers and bytes of this process depend on; None where something cannot be read."""
+    identity: dict[str, Any] = {
+        "python": platform.python_version(),
+        "python_implementation": platform.python_implementation(),
+        **{name.lower(): os.environ.get(name) for name in _ENVIRONMENT_VARIABLES},
+    }
+    torch = loaded_torch()
+    if torch is not None:
+        settings = {**_TORCH_SETTINGS, **(_CUDA_SETTINGS if _cuda_in_use(torch) else {})}
+        for name, read in settings.items():
+            identity[name] = None
+            with guard:
+                identity[name] = read(torch)
+    return {"identity": identity, "volatile": {"executable": sys.executable}}
+
+
+def _tf32(backend: Any) -> str:
+    """Read a TF32 switch the way that does not raise once a program has set `fp32_precision`."""
+    if hasattr(backend, "fp32_precision"):
+        return str(backend.fp32_precision)
+    return "tf32" if backend.allow_tf32 else "ieee"

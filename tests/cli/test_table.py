@@ -1,0 +1,203 @@
+import dataclasses
+import math
+from pathlib import Path
+from statistics import median
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cli.reports import CREATED, FLIPPED, MODEL, WALLS, write_report
+from lucid_cli.reporters.difference import render_difference
+from lucid_cli.reporters.layout import WIDTH, columns, labelled
+from lucid_cli.reporters.sentences import NO_CUDA
+from lucid_cli.reporters.table import render_report
+from lucid_cli.reporters.words import amount, percent, scale
+from lucid_profiler.compare import analyze, diff
+from lucid_profiler.reader import Report
+
+TABLE = """\
+command   python train.py
+pairs     5 of 5 pairs of native and captured runs, 0 discarded; order abba, 2026-01-02 03:04 UTC
+where     NVIDIA L4, driver 580, torch 2.9.1+cu129, python 3.11.7
+
+               native           captured         ratio   paired %  range %          95 % t %
+wall (fit)     120.850 s        108.750 s        0.8999  -10.01    [-10.30, -9.63]  [-10.27, -9.65]
+               120.542-122.793  108.123-110.967
+peak resident  850.0 MiB        900.0 MiB        1.0588  +5.88     [+5.88, +5.88]   [+5.88, +5.88]
+               850.0-850.0      900.0-900.0
+
+          Medians, with smallest-largest below. paired: median change of captured against native
+          within 5 pairs; range: smallest and largest pair, which hold the true median with 93.75 %;
+          t: interval of the mean change.
+unknown   peak allocated: no CUDA device was used
+
+steps     native 640, captured 640 in each run
+parity    5 of 5 pairs equal, native runs agree among themselves: model
+native    no replays in 5 runs; native: capture is off (3200)
+captured  3190 replays of 5 recordings in 5 runs; native: warmup (10)
+
+verdict   captured is faster: -10.01 % wall over 5 pairs, 95 % interval [-10.27, -9.65] %; equal to
+          the last bit: model
+"""
+
+
+def _show(report: Report) -> str:
+    return render_report(report, analyze(report))
+
+
+def _verdict(text: str) -> str:
+    """Return the last paragraph on one line."""
+    return " ".join(text.strip().split("\n\n")[-1].split()).removeprefix("verdict ")
+
+
+def test_a_report_is_shown_as_one_table_and_a_sentence(tmp_path: Path) -> None:
+    """The whole text for five pairs, with the figures that their numbers give."""
+    assert _show(write_report(tmp_path / "r.jsonl")) == TABLE
+    changes = sorted(100 * (captured / native - 1) for native, captured in WALLS)
+    assert f"{median(changes):+.2f}" == "-10.01"
+    assert f"[{changes[0]:+.2f}, {changes[-1]:+.2f}]" == "[-10.30, -9.63]"
+
+
+def test_a_difference_names_run_part_and_tensor_and_is_the_verdict(tmp_path: Path) -> None:
+    """One bit in one captured run, and there is no speed verdict."""
+    text = _show(write_report(tmp_path / "r.jsonl", states={2: FLIPPED}))
+    assert "4 of 5 pairs equal" in text
+    assert _verdict(text).startswith("parity failed: runs 3 and 2, model: process 0: stem.weight.1 is")
+
+
+def test_a_parity_failure_is_the_verdict_even_with_too_few_pairs(tmp_path: Path) -> None:
+    """Different bytes need no statistics."""
+    text = _show(write_report(tmp_path / "r.jsonl", WALLS[:1], states={1: FLIPPED}))
+    assert _verdict(text).startswith("parity failed")
+
+
+@pytest.mark.parametrize(
+    ("settings_of_report", "beginning"),
+    [
+        ({"walls": [(captured, native) for native, captured in WALLS]}, "captured is slower: +11.13 % wall over 5"),
+        ({"walls": ((1, 1.1), (1.1, 1), (1, 1.02))}, "inconclusive: the 95 % interval [-20.69, +27.77] % of wall"),
+        ({"walls": ((1, 1), (2, 2), (3, 3))}, "inconclusive: wall is the same in every pair"),
+        ({"walls": WALLS[:2]}, "no verdict: 2 of at least 3 pairs are in the statistics"),
+        ({"statuses": dict.fromkeys(range(10), "failed")}, "no verdict: no pair of successful runs"),
+        ({"states": dict.fromkeys(range(10))}, "no speed verdict: no run left a digest of its state"),
+        ({"states": {0: FLIPPED}}, "undecidable: the native runs differ among themselves (runs 0 and 3, model"),
+        ({"reasons": {"captured": {"no_cuda": 640}}}, NO_CUDA),
+        (
+            {"reasons": {"captured": {"no_cuda": 1, "closed_world": 2}}},
+            "no speed verdict: 5 of 5 captured runs replayed nothing: closed world (10), no CUDA device was used (5)",
+        ),
+    ],
+)
+def test_each_verdict_is_a_sentence(tmp_path: Path, settings_of_report: dict[str, object], beginning: str) -> None:
+    """Better, worse, inconclusive, withheld and undecidable are told in words, with what would help."""
+    report = write_report(tmp_path / "r.jsonl", **settings_of_report)  # type: ignore[arg-type]
+    assert _verdict(_show(report)).startswith(beginning)
+
+
+def test_an_inconclusive_verdict_says_how_many_pairs_would_settle_it(tmp_path: Path) -> None:
+    """The number of pairs is part of the sentence."""
+    text = _show(write_report(tmp_path / "r.jsonl", ((1, 1.1), (1.1, 1), (1, 1.02))))
+    assert "about 815 pairs would settle it" in _verdict(text)
+
+
+def test_failed_runs_excluded_pairs_and_notes_are_listed(tmp_path: Path) -> None:
+    """What is not in the statistics is in the text."""
+    text = _show(write_report(tmp_path / "r.jsonl", statuses={3: "failed"}, notes=("something to know",)))
+    assert "failed    run 3 (pair 1, native): failed, exit status 3\n" in text
+    assert "left out  pair 1: failed:3\n" in text
+    assert "note      something to know (10 runs)\n" in text
+    assert "within 4 pairs" in text
+
+
+def test_an_incomplete_report_says_where_it_stopped(tmp_path: Path) -> None:
+    """Without an end the number of runs is told."""
+    report = dataclasses.replace(write_report(tmp_path / "r.jsonl"), end=None)
+    assert "status    without an end, after 10 of 10 runs\n" in _show(report)
+
+
+seconds = st.floats(1e-9, 1e9)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    walls=st.lists(st.tuples(seconds, seconds), min_size=1, max_size=4),
+    command=st.lists(st.text(max_size=150), min_size=1, max_size=3).map(tuple),
+)
+def test_no_line_is_longer_than_100_columns(
+    tmp_path: Path, walls: list[tuple[float, float]], command: tuple[str, ...]
+) -> None:
+    """Whatever the numbers and the command are, both texts fit."""
+    report = write_report(tmp_path / "r.jsonl", walls, command=command)
+    text = _show(report) + render_difference(diff(report, report), report, report)
+    assert max(len(line) for line in text.split("\n")) <= WIDTH
+
+
+def test_a_comparison_shows_circumstances_first_and_the_ratio_of_ratios(tmp_path: Path) -> None:
+    """What differs is listed before the numbers, whose interval is Welch's."""
+    a = write_report(tmp_path / "a.jsonl")
+    walls = [
+        (native, native * factor)
+        for (native, _), factor in zip(WALLS, (0.88, 0.879, 0.881, 0.8805, 0.8795), strict=True)
+    ]
+    b = write_report(tmp_path / "b.jsonl", walls, identity={"gpu_name": "NVIDIA L40", "driver_major": "580"})
+    text = render_difference(diff(a, b, allow=["gpu_name"]), a, b)
+    allowed, numbers = text.index("allowed   gpu_name: NVIDIA L4 in a, NVIDIA L40 in b"), text.index("paired %")
+    assert allowed < numbers
+    effects = [[math.log(captured / native) for native, captured in pairs] for pairs in (WALLS, walls)]
+    change = 100 * math.expm1(sum(effects[1]) / 5 - sum(effects[0]) / 5)
+    assert f"wall           a  120.850 s  108.750 s  -10.01    {change:+.2f} [" in text
+    assert _verdict(text).startswith(f"b is better than a: {change:+.2f} %, 95 % interval [")
+    assert "canary    base arm, b against a: +0.00 % [" in text
+
+
+def test_without_verdicts_a_comparison_repeats_why(tmp_path: Path) -> None:
+    """Two reports of which one has no verdict give none on their difference."""
+    a = write_report(tmp_path / "a.jsonl")
+    b = write_report(tmp_path / "b.jsonl", reasons={"captured": {"no_cuda": 640}})
+    text = _verdict(render_difference(diff(a, b), a, b))
+    assert text.startswith("no verdict on the difference; a: captured is faster")
+    assert text.endswith(f"b: {NO_CUDA}")
+
+
+@pytest.mark.parametrize(
+    ("unit", "value", "shown"),
+    [
+        ("s", 120.85, "120.850 s"),
+        ("s", 0.0123, "12.300 ms"),
+        ("s", 1.5e-6, "1.500 µs"),
+        ("s", 36000.25, "36000.2 s"),
+        ("By", 877.8 * 2**20, "877.8 MiB"),
+        ("By", 80 * 2**30, "80.00 GiB"),
+        ("By", 0, "0 B"),
+        ("1", 2.5, "2.500 "),
+        ("J", 1500.0, "1500.0 J"),
+    ],
+)
+def test_amounts_are_scaled_to_be_read(unit: str, value: float, shown: str) -> None:
+    """Units follow the size of the number."""
+    scaled = scale(unit, value)
+    assert f"{amount(value, scaled)} {scaled[1]}" == shown
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "shown"),
+    [(math.log(0.9), "-10.00"), (0.0, "+0.00"), (math.log(3), "+200"), (math.log(1e-9), "-100"), (800.0, "+1.0e+306")],
+)
+def test_changes_are_signed_percentages(log_ratio: float, shown: str) -> None:
+    """A log-ratio becomes the relative change that it stands for."""
+    assert percent(log_ratio) == shown
+
+
+def test_layout_keeps_its_width() -> None:
+    """Cells align, long lines are cut, long words wrap."""
+    assert columns([["a", "b"], ["long", "c"]]) == ["a     b", "long  c"]
+    assert columns([["x" * 120, "y"]]) == ["x" * (WIDTH - 1) + "…"]
+    assert labelled("label", "") == ["label"]
+    assert [len(line) for line in labelled("label", "x" * 120)] == [100, 40]
+
+
+def test_the_model_of_the_tests_differs_in_one_bit() -> None:
+    """The flipped value is the next double."""
+    assert math.nextafter(MODEL["stem.weight"][1], -math.inf) == FLIPPED["stem.weight"][1]
+    assert CREATED.endswith("Z")

@@ -1,0 +1,373 @@
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import lucid_profiler
+from lucid_profiler.collect import Observation, observe
+from lucid_profiler.records import State, Wall
+
+STARTUP = Path(lucid_profiler.__file__).parent / "_startup"
+PROCESS = Wall(source="process", begin_ns=1, end_ns=3_000_000_001)
+
+# Trains inside a function, so that nothing but the optimizer keeps the parameters when the script ends.
+TRAIN_IN_MAIN = """
+import sys, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 8)
+        self.heads = nn.ModuleList([nn.Linear(8, 1), nn.Linear(8, 1)])
+    def forward(self, x):
+        return sum(head(self.stem(x)) for head in self.heads)
+
+def main():
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(12, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(2):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+    print(net.stem.bias.detach().numpy().tobytes().hex())
+    sys.exit(3)
+
+main()
+"""
+
+# Two outermost modules, named groups, a late group, a closure, an overridden step, and every misuse of the API.
+USES_EVERYTHING = """
+import torch
+import lucid_profiler
+from torch import nn
+
+class Twice(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+made, judge, late = nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(2, 2, bias=False)
+first = Twice(made.parameters(), lr=0.1)
+second = torch.optim.Adam(list(judge.named_parameters()), lr=0.1)
+free = torch.optim.SGD([torch.zeros(3, requires_grad=True)], lr=0.1)
+
+def closure():
+    loss = made(torch.ones(1, 2)).sum() + late(torch.ones(1, 2)).sum()
+    loss.backward()
+    return loss
+
+lucid_profiler.mark("train")
+with lucid_profiler.fit():
+    for index in range(4):
+        first.step(closure)
+        judge(torch.ones(1, 2)).sum().backward()
+        second.step()
+        if index == 1:
+            first.add_param_group({"params": late.parameters()})
+    lucid_profiler.state("ema", {"x": torch.ones(2)})
+    free.param_groups[0]["params"][0].grad = torch.ones(3)
+    free.step()
+    try:
+        with lucid_profiler.fit():
+            pass
+    except RuntimeError as error:
+        print("nested:", error)
+lucid_profiler.mark("validate")
+try:
+    with lucid_profiler.fit():
+        pass
+except RuntimeError as error:
+    print("repeated:", error)
+lucid_profiler.state("losses", torch.tensor([1.0, float("nan")]))
+lucid_profiler.state("losses", torch.tensor([1.0, 2.0]))
+lucid_profiler.state("model", judge)
+lucid_profiler.state("parameters", {})
+lucid_profiler.state("metrics", {"function": print})
+raise RuntimeError("the script's own error")
+"""
+
+LEAVES_WITHOUT_HANDLERS = """
+import os, torch
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(5):
+    weight.grad = torch.ones(2)
+    optimizer.step()
+os._exit(7)
+"""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A script that ran under the agent, and what was seen of it."""
+
+    done: "subprocess.CompletedProcess[str]"
+    seen: Observation
+
+    def state(self, part: str) -> State:
+        """Return the one state of a part."""
+        (state,) = [state for state in self.seen.states if state.part == part]
+        return state
+
+
+def _profile(
+    directory: Path,
+    script: str,
+    *,
+    python: tuple[str, ...] = (sys.executable,),
+    pythonpath: tuple[str, ...] = (),
+    **env: str,
+) -> Profiled:
+    path = directory / "script.py"
+    path.write_text(script)
+    run_dir = directory / "run"
+    run_dir.mkdir()
+    settings = {
+        **os.environ,
+        "LUCID_RUN_DIR": str(run_dir),
+        "LUCID_PROFILE_ARM": "captured",
+        "PYTHONPATH": os.pathsep.join([str(STARTUP), *pythonpath]),
+        **env,
+    }
+    done = subprocess.run(
+        [*python, str(path)], env=settings, cwd=directory, capture_output=True, text=True, check=False
+    )
+    return Profiled(done, observe(run_dir, run=0, process=PROCESS, max_rss_bytes=None))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    """Return the run of an unmodified script whose model lives in a function."""
+    return _profile(tmp_path_factory.mktemp("trained"), TRAIN_IN_MAIN)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    """Return the run of a script that uses, and misuses, the whole API."""
+    return _profile(tmp_path_factory.mktemp("everything"), USES_EVERYTHING)
+
+
+def test_an_unmodified_script_keeps_its_exit_status_and_output(trained: Profiled) -> None:
+    """The agent prints nothing and changes no status."""
+    assert trained.done.returncode == 3
+    assert trained.done.stderr == ""
+    assert len(trained.done.stdout.strip()) == 64
+
+
+def test_parameters_are_digested_under_their_module_paths(trained: Profiled) -> None:
+    """Names come from the registered modules although the model is gone at the end."""
+    names = {"stem.weight", "stem.bias", "heads.0.weight", "heads.0.bias", "heads.1.weight", "heads.1.bias"}
+    parameters = trained.state("parameters")
+    assert set(parameters.tensors) == names
+    assert parameters.tensors["stem.weight"][1:] == ("float32", (8, 4))
+    assert {f"optimizer0.state.{name}.momentum_buffer" for name in names} < set(
+        trained.state("optimizer_state").tensors
+    )
+
+
+def test_each_step_is_recorded_once_although_workers_are_forked(trained: Profiled) -> None:
+    """Forked workers share the agent's memory and record nothing."""
+    (steps,) = trained.seen.samples
+    assert len(steps.columns["begin_ns"]) == 6
+    assert (trained.seen.agent.num_steps, trained.seen.agent.num_processes) == (6, 1)
+    assert (trained.seen.agent.num_errors, trained.seen.agent.num_dropped, trained.seen.notes) == (0, 0, ())
+
+
+def test_without_fit_the_wall_goes_from_the_first_step_to_the_last(trained: Profiled) -> None:
+    """The interval is bounded by the step records themselves."""
+    (steps,) = trained.seen.samples
+    begin_ns, end_ns = steps.columns["begin_ns"][0], steps.columns["end_ns"][-1]
+    assert trained.seen.wall == Wall(source="steps", begin_ns=int(begin_ns or 0), end_ns=int(end_ns or 0))
+
+
+def test_metrics_without_cuda_have_reasons(trained: Profiled) -> None:
+    """What cannot be known is None with its reason, and host memory is known."""
+    metrics = trained.seen.metrics
+    assert (metrics["peak_allocated"].value, metrics["peak_allocated"].reason) == (None, "no_cuda")
+    assert (metrics["peak_rss"].value or 0) > 50 << 20
+    assert (metrics["step_time_median"].value or 0) >= (metrics["optimizer_time_median"].value or 0) > 0
+    assert trained.seen.identity["torch"].startswith("2.")
+
+
+def test_a_script_that_raises_still_has_its_digests(everything: Profiled) -> None:
+    """An exception ends the script with its own traceback and status, and the states are taken."""
+    assert everything.done.returncode == 1
+    assert everything.done.stderr.endswith("RuntimeError: the script's own error\n")
+    assert {state.part for state in everything.seen.states} == {"parameters", "optimizer_state", "losses", "model"}
+
+
+def test_names_of_several_models_do_not_meet(everything: Profiled) -> None:
+    """Named groups keep their names; others get the class and place of their outermost module, or their own place."""
+    assert set(everything.state("parameters").tensors) == {
+        "Linear0.weight",
+        "Linear0.bias",
+        "Linear1.weight",
+        "weight",
+        "bias",
+        "optimizer2.group0.param0",
+    }
+
+
+def test_an_overridden_step_counts_once(everything: Profiled) -> None:
+    """A step that calls its parent's step is one step."""
+    assert everything.seen.agent.num_steps == 9
+    (steps,) = everything.seen.samples
+    assert steps.columns["optimizer"] == (0, 1, 0, 1, 0, 1, 0, 1, 2)
+
+
+def test_fit_is_the_wall_and_marks_are_phases(everything: Profiled) -> None:
+    """The marked interval wins over the steps; a phase lasts until the next mark."""
+    assert everything.seen.wall.source == "fit"
+    train, validate = everything.seen.phases
+    assert (train.name, validate.name) == ("train", "validate")
+    assert train.begin_ns < everything.seen.wall.begin_ns < everything.seen.wall.end_ns < train.end_ns
+    assert train.end_ns == validate.begin_ns < validate.end_ns
+
+
+@pytest.mark.parametrize("case", ["nested", "repeated"])
+def test_a_second_timed_interval_is_refused(everything: Profiled, case: str) -> None:
+    """Nested or repeated, `fit` says that a run has one interval."""
+    assert f"{case}: lucid_profiler.fit() was entered a second time" in everything.done.stdout
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "state('ema') inside fit() was not recorded: a digest there would be timed; call it after",
+        "state('losses') was called 2 times: the last value counts",
+        "state('parameters') was not recorded: the agent takes that part itself; give it another name",
+        "no digest of 'metrics': function is of type builtins.builtin_function_or_method, which has no digest",
+        "optimizer 0 was given a closure: its step time includes the closure",
+    ],
+)
+def test_what_a_reader_has_to_know_is_noted(everything: Profiled, note: str) -> None:
+    """Calls that had no effect, or another one than expected, are named in the report."""
+    assert note in everything.seen.notes
+
+
+def test_the_last_state_of_a_part_counts(everything: Profiled) -> None:
+    """A later value replaces an earlier one, and an object with a state_dict is taken at its word."""
+    assert everything.state("losses").nonfinite == 0
+    assert set(everything.state("model").tensors) == {"weight", "bias"}
+
+
+def test_after_an_abrupt_exit_the_steps_are_readable(tmp_path: Path) -> None:
+    """Without exit handlers there are steps, a status, and no digests."""
+    profiled = _profile(tmp_path, LEAVES_WITHOUT_HANDLERS)
+    assert profiled.done.returncode == 7
+    assert (profiled.seen.agent.num_steps, profiled.seen.states) == (5, ())
+    assert profiled.seen.wall.source == "steps"
+    assert profiled.seen.metrics["peak_allocated"].reason == "not_finished"
+
+
+def test_a_script_without_torch_is_timed_as_a_process(tmp_path: Path) -> None:
+    """The agent is loaded, records nothing, and the process is the interval."""
+    profiled = _profile(tmp_path, "import sys; sys.exit('no torch' if 'torch' in sys.modules else 0)")
+    assert profiled.done.returncode == 0
+    assert profiled.seen.agent.loaded
+    assert profiled.seen.agent.num_processes == 0
+    assert profiled.seen.wall == PROCESS
+    assert profiled.seen.metrics["wall"].value == 3.0
+    assert profiled.seen.metrics["step_time_median"].reason == "no_steps"
+    assert profiled.seen.metrics["peak_rss"].reason == "below_resolution"
+
+
+def test_states_need_no_torch(tmp_path: Path) -> None:
+    """A script may hand over plain values."""
+    profiled = _profile(tmp_path, "import lucid_profiler\nlucid_profiler.state('metrics', {'accuracy': [0.5, 0.75]})")
+    assert set(profiled.state("metrics").tensors) == {"accuracy.0", "accuracy.1"}
+    assert profiled.seen.metrics["peak_rss"].value
+
+
+@pytest.mark.parametrize("flag", ["-S", "-I", "-E"])
+def test_an_isolated_python_has_no_agent(tmp_path: Path, flag: str) -> None:
+    """Flags that keep Python from reading PYTHONPATH keep the agent out, and the script runs."""
+    profiled = _profile(tmp_path, "print('ran')", python=(sys.executable, flag))
+    assert profiled.done.stdout == "ran\n"
+    assert not profiled.seen.agent.loaded
+    assert profiled.seen.agent.reason == "no_agent"
+    assert profiled.seen.metrics["optimizer_time_median"].reason == "no_agent"
+
+
+def test_the_programs_own_sitecustomize_runs(tmp_path: Path) -> None:
+    """The one that comes next on the path is imported, and the agent's directory is off it."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("ORIGIN = 'own'")
+    script = "import sitecustomize, sys; print(sitecustomize.ORIGIN, [p for p in sys.path if 'startup' in p])"
+    profiled = _profile(tmp_path, script, pythonpath=(str(own),))
+    assert profiled.done.stdout == "own []\n"
+    assert profiled.seen.agent.loaded
+
+
+def test_an_error_in_the_programs_own_sitecustomize_is_its_own(tmp_path: Path) -> None:
+    """Python reports it as it would without lucid, and goes on."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import a_module_that_is_missing")
+    profiled = _profile(tmp_path, "print('ran')", pythonpath=(str(own),))
+    assert profiled.done.stdout == "ran\n"
+    assert "Error in sitecustomize" in profiled.done.stderr
+    assert profiled.seen.agent.loaded
+
+
+def test_an_agent_that_cannot_start_is_named_and_the_script_runs(tmp_path: Path) -> None:
+    """A fault of the agent is in the report, not in the program."""
+    broken = tmp_path / "broken"
+    (broken / "lucid_profiler").mkdir(parents=True)
+    (broken / "lucid_profiler" / "__init__.py").write_text("raise ValueError('broken on purpose')")
+    profiled = _profile(tmp_path, "print('ran')", pythonpath=(str(broken),))
+    assert (profiled.done.stdout, profiled.done.stderr) == ("ran\n", "")
+    assert profiled.seen.agent.reason == "ValueError: broken on purpose"
+    assert profiled.seen.agent.num_errors == 1
+
+
+def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
+    """What a fork does with the API leaves no trace, and the parent's record stays whole."""
+    script = (
+        "import os, sys, lucid_profiler\n"
+        "lucid_profiler.state('metrics', {'accuracy': 0.5})\n"
+        "child = os.fork()\n"
+        "lucid_profiler.state('metrics', {'accuracy': 0.0 if child == 0 else 0.75})\n"
+        "if child == 0: sys.exit(0)\n"
+        "os.waitpid(child, 0)\n"
+    )
+    profiled = _profile(tmp_path, script)
+    assert profiled.seen.agent.num_processes == 1
+    assert profiled.seen.notes == ("state('metrics') was called 2 times: the last value counts",)
+
+
+def test_a_directory_that_cannot_be_written_leaves_the_script_alone(tmp_path: Path) -> None:
+    """Without a run directory the program runs as it would."""
+    profiled = _profile(tmp_path, "print('ran')", LUCID_RUN_DIR=str(tmp_path / "missing"))
+    assert (profiled.done.stdout, profiled.done.stderr, profiled.done.returncode) == ("ran\n", "", 0)
+
+
+def test_a_journal_that_cannot_be_written_is_named_and_the_script_runs(tmp_path: Path) -> None:
+    """A missing dependency of the agent costs the record, not the run."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "orjson.py").write_text("raise ImportError('broken on purpose')")
+    script = "import lucid_profiler; lucid_profiler.state('metrics', {'accuracy': 0.5}); print('ran')"
+    profiled = _profile(tmp_path, script, pythonpath=(str(broken),))
+    assert (profiled.done.stdout, profiled.done.stderr) == ("ran\n", "")
+    assert profiled.seen.agent.loaded
+    assert profiled.seen.agent.num_errors > 0
+    assert "ImportError: broken on purpose" in " ".join(profiled.seen.notes)
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a Python without lucid beside the tested one")
+def test_a_python_without_lucid_still_has_the_agent(tmp_path: Path) -> None:
+    """The program's Python need not have the package installed."""
+    base = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    script = "import lucid_profiler, sys; lucid_profiler.mark('train'); print(sys.prefix)"
+    profiled = _profile(tmp_path, script, python=(str(base),))
+    assert (profiled.done.stdout, profiled.done.stderr) == (f"{sys.base_prefix}\n", "")
+    assert profiled.seen.agent.loaded
