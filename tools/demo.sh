@@ -6,8 +6,8 @@ rm -rf demo
 mkdir demo
 for report in demo/a.jsonl demo/b.jsonl; do
     echo
-    echo "\$ lucid profile run --pairs 3 -o $report -- python examples/train_digits.py"
-    lucid profile run --pairs 3 -o "$report" -- python examples/train_digits.py
+    echo "\$ lucid profile run --pairs 2 -o $report -- python examples/train_digits.py"
+    lucid profile run --pairs 2 -o "$report" -- python examples/train_digits.py
 done
 echo
 echo "\$ lucid report show demo/a.jsonl"

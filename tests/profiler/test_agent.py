@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -284,6 +285,23 @@ def test_states_need_no_torch(tmp_path: Path) -> None:
     profiled = _profile(tmp_path, "import lucid_profiler\nlucid_profiler.state('metrics', {'accuracy': [0.5, 0.75]})")
     assert set(profiled.state("metrics").tensors) == {"accuracy.0", "accuracy.1"}
     assert profiled.seen.metrics["peak_rss"].value
+
+
+def test_an_interpreter_without_lucid_or_its_dependencies_is_observed(tmp_path: Path) -> None:
+    """The measured program may live in an environment of its own, which has neither lucid nor orjson."""
+    script = """
+        import importlib.util, sys
+        import lucid_profiler
+        assert importlib.util.find_spec("lucid_optim") is None
+        sys.modules["orjson"] = None
+        lucid_profiler.state("metrics", {"loss": float("nan"), "accuracy": 0.75})
+    """
+    bare = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    profiled = _profile(tmp_path, textwrap.dedent(script), python=(str(bare),))
+    assert profiled.done.returncode == 0, profiled.done.stderr
+    assert profiled.seen.agent.num_errors == 0
+    assert set(profiled.state("metrics").tensors) == {"accuracy", "loss"}
+    assert profiled.state("metrics").nonfinite == 1
 
 
 @pytest.mark.parametrize("flag", ["-S", "-I", "-E"])

@@ -3,6 +3,7 @@ import json
 import math
 import struct
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import orjson
@@ -65,6 +66,17 @@ anything = st.recursive(
 def test_every_value_comes_back_with_its_type_and_bits(value: Any) -> None:
     """What dumps writes, loads gives back: types, sign of zero, NaN payloads, big integers, lone surrogates."""
     assert identity(jsonio.loads(jsonio.dumps(value))) == identity(value)
+
+
+@given(anything)
+@example({"b": 1e16, "a": 1e-7, "c": [5e-324, -0.0]})
+@settings(max_examples=200, deadline=None)
+def test_without_orjson_the_standard_library_writes_the_same_value(value: Any) -> None:
+    """An interpreter that lacks orjson writes lines which everyone reads back to the bit."""
+    with mock.patch.object(jsonio, "orjson", None):
+        line = jsonio.dumps(value)
+    assert b"\n" not in line
+    assert identity(jsonio.loads(line)) == identity(value)
 
 
 @given(anything)

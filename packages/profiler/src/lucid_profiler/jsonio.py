@@ -4,6 +4,9 @@ JSON has no NaN, no infinity, no integer beyond 2**53 that every reader keeps, n
 travel as objects with one `$` key: `$float` (with `bits` for a NaN of its own payload), `$int`, `$bytes` (a string
 that came from undecodable bytes, as file names and arguments do), `$surrogates` (any other lone surrogates).
 A key of the caller that begins with `$` gets a second one. Tuples come back as lists.
+
+The agent also runs in interpreters where only the program's own packages are installed; there the standard library
+writes the same values, only slower.
 """
 
 import json
@@ -11,7 +14,10 @@ import math
 import struct
 from typing import Any, NoReturn
 
-import orjson
+try:
+    import orjson
+except ModuleNotFoundError:
+    orjson = None  # type: ignore[assignment]
 
 __all__ = ["MAX_DEPTH", "MAX_SAFE_INT", "dumps", "loads"]
 
@@ -33,7 +39,10 @@ def dumps(value: Any) -> bytes:
         TypeError: On anything else; the message names its place.
         ValueError: On nesting deeper than `MAX_DEPTH`.
     """
-    return orjson.dumps(_encode(value, "$", 0), option=orjson.OPT_SORT_KEYS)
+    plain = _encode(value, "$", 0)
+    if orjson is None:
+        return json.dumps(plain, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":")).encode()
+    return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS)
 
 
 def loads(line: bytes) -> Any:
