@@ -152,10 +152,13 @@ def test_a_comparison_shows_circumstances_first_and_the_ratio_of_ratios(tmp_path
 
 
 def test_without_verdicts_a_comparison_repeats_why(tmp_path: Path) -> None:
-    """Two reports of which one has no verdict give none on their difference."""
+    """Two reports of which one has no verdict give none on their difference, and no row of it says better or worse."""
     a = write_report(tmp_path / "a.jsonl")
-    b = write_report(tmp_path / "b.jsonl", reasons={"captured": {"no_cuda": 640}})
-    text = _verdict(render_difference(diff(a, b), a, b))
+    slower = [(native, captured * 1.2) for native, captured in WALLS]
+    b = write_report(tmp_path / "b.jsonl", slower, reasons={"captured": {"no_cuda": 640}})
+    whole = render_difference(diff(a, b), a, b)
+    assert "worse" not in whole
+    text = _verdict(whole)
     assert text.startswith("no verdict on the difference; a: captured is faster")
     assert text.endswith(f"b: {NO_CUDA}")
 

@@ -43,7 +43,7 @@ def _rows(difference: Difference) -> list[str]:
     base, other = difference.analysis_a.base, difference.analysis_a.other
     rows = [["", "", base, other, "paired %", "b against a % [95 %]", ""]]
     for row in difference.rows:
-        rows += _metric_rows(row)
+        rows += _metric_rows(row, is_judged=difference.decision != "withheld")
     legend = (
         f"Medians; paired: median change of {other} against {base} within pairs; b against a: ratio of the reports' "
         "mean paired ratios, as a change, with Welch's interval."
@@ -51,7 +51,7 @@ def _rows(difference: Difference) -> list[str]:
     return [*columns(rows), "", *labelled("", legend)]
 
 
-def _metric_rows(row: DiffRow) -> list[list[str]]:
+def _metric_rows(row: DiffRow, *, is_judged: bool) -> list[list[str]]:
     scaled = scale(row.unit, row.a.base.median or row.b.base.median)
     first, second = (
         [
@@ -63,7 +63,8 @@ def _metric_rows(row: DiffRow) -> list[list[str]]:
     )
     welch = row.difference
     between = "-" if welch is None else f"{percent(welch.difference)} {interval(welch.low, welch.high)}"
-    return [[metric_name(row.metric), *first, between, row.change.replace("_", " ")], ["", *second, "", ""]]
+    word = row.change.replace("_", " ") if is_judged else ""
+    return [[metric_name(row.metric), *first, between, word], ["", *second, "", ""]]
 
 
 def _names(label: str, names: tuple[str, ...]) -> list[str]:

@@ -32,7 +32,7 @@ _REASONS = {
     "not_finished": "the process ended without its exit handlers",
     "below_resolution": "not above lucid's own memory",
     "not_requested": "capture is off",
-    "not_implemented": "not implemented",
+    "not_implemented": "this release has no capture yet",
     "no_capture_report": "no optimizer of the command reports captures",
     "not_recorded": "not recorded",
     "non_finite": "not finite",

@@ -1,0 +1,80 @@
+"""What the documentation says can be done can be done."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from lucid_cli import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += [ROOT / "packages" / name / "README.md" for name in ("optim", "profiler", "cli")]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return a page's fenced code blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
+    """Return every command below a group by its words."""
+    context = click.Context(group)
+    found: dict[tuple[str, ...], click.Command] = {}
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        words = (*path, name)
+        found[words] = command
+        if isinstance(command, click.Group):
+            found |= commands(command, words)
+    return found
+
+
+def test_the_readme_s_program_runs_as_it_stands() -> None:
+    """The thirty lines of MuSGD train, and are at most thirty."""
+    (program,) = blocks(ROOT / "README.md", "python")
+    assert len(program.splitlines()) <= 33
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    match = re.fullmatch(r"loss (\d\.\d+) \{'not_requested': 40\}\n", done.stdout)
+    assert match
+    assert float(match[1]) < 0.6
+
+
+def test_every_command_line_in_the_pages_exists() -> None:
+    """Commands and options that the pages use are known to the command line; make targets to the Makefile."""
+    known = commands(cli)
+    makefile = (ROOT / "Makefile").read_text()
+    seen = set()
+    for page in PAGES:
+        for line in "\n".join(blocks(page, "")).splitlines():
+            words = line.removeprefix("$ ").split("#")[0].split()
+            if words[:1] == ["make"]:
+                assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), (page, line)
+            if words[:1] == ["lucid"]:
+                path = tuple(words[1:3])
+                assert path in known, (page, line)
+                seen.add(path)
+                own = words[3 : words.index("--")] if "--" in words else words[3:]
+                options = {option for parameter in known[path].params for option in parameter.opts}
+                assert {word for word in own if word.startswith("-")} <= options, (page, line)
+    assert seen == {path for path, command in known.items() if not isinstance(command, click.Group)}
+
+
+@pytest.mark.parametrize("words", sorted(commands(cli)), ids=" ".join)
+def test_every_command_and_option_explains_itself(words: tuple[str, ...]) -> None:
+    """No command and no option without help."""
+    command = commands(cli)[words]
+    assert command.help
+    for parameter in command.params:
+        assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    """Relative links name files that exist."""
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("http") or (page.parent / target).exists(), target
