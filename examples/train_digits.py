@@ -62,6 +62,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(options.seed)
+    torch.set_num_threads(1)  # the net is too small to share, and another number would add in another order
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     device = torch.device(options.device)

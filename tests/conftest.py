@@ -16,5 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _repeatable() -> None:
+    """Fix the seed, and one thread: small tensors do not gain from more, and a busy machine makes threads wait."""
     torch.manual_seed(20261129)
+    torch.set_num_threads(1)

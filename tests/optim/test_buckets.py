@@ -90,6 +90,9 @@ def test_an_empty_update_comes_back_empty(shape: tuple[int, int]) -> None:
         (torch.ones(3, 3), {"steps": 0}, "steps must be a positive int, got 0"),
         (torch.ones(3, 3), {"steps": 5.0}, "steps must be a positive int, got 5.0"),
         (torch.ones(3, 3), {"steps": True}, "steps must be a positive int, got True"),
+        (torch.ones(3, 3), {"eps": -5.0}, "eps must be non-negative, got -5.0"),
+        (torch.ones(3, 3), {"coefficients": (1.0, 2.0)}, "coefficients must be three finite numbers"),
+        (torch.eye(3).to_sparse(), {}, "dense floating-point tensor"),
     ],
 )
 def test_what_it_cannot_orthogonalise_is_refused(update: Tensor, options: dict[str, Any], message: str) -> None:
@@ -107,3 +110,12 @@ def test_zero_stays_zero_and_a_nan_stays_in_its_own_matrix(norm: str) -> None:
     assert bits(result[0].abs()) == bits(torch.zeros(3, 4))
     assert bool(result[1].isnan().all())
     assert relative_error(result[2], orthogonalized(batch[2].double(), 5), batch[2]) < 1e-4
+
+
+def test_its_arguments_reach_the_iteration() -> None:
+    """Steps, coefficients and eps are those that are passed, and no graph is recorded."""
+    update = torch.randn(3, 5, requires_grad=True)
+    once = orthogonalize(update, steps=1, coefficients=(1.0, 0.0, 0.0), eps=7.0)
+    assert not once.requires_grad
+    expected = update.detach() / (update.detach().norm() + 7.0)
+    assert relative_error(once, expected.double(), expected) < 1e-6

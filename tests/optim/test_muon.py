@@ -139,3 +139,44 @@ def test_an_empty_matrix_does_not_hide_its_neighbours() -> None:
     Muon(twins, lr=0.1).step()
     assert bits(params[0]) == bits(twins[0])
     assert bits(params[3]) == bits(twins[1])
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon to compare with")
+@pytest.mark.parametrize("eps", [1e-7, 1e-3])
+def test_a_tiny_gradient_is_divided_by_eps_and_no_less(eps: float) -> None:
+    """Below `eps` the norm is clamped, not added to, as in torch."""
+    ours, theirs = Parameter(torch.zeros(4, 6)), Parameter(torch.zeros(4, 6))
+    mine = Muon([ours], lr=1.0, weight_decay=0.0, momentum=0.0, eps=eps)
+    other = torch.optim.Muon([theirs], lr=1.0, weight_decay=0.0, momentum=0.0, eps=eps)
+    gradient = torch.randn(4, 6)
+    ours.grad = gradient * (0.5 * eps / gradient.norm())
+    theirs.grad = ours.grad.clone()
+    mine.step()
+    other.step()
+    assert relative_error(ours, theirs.detach().double(), theirs.detach()) < 2**-6
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [(0, ValueError, "ns_steps must be positive"), (5.0, TypeError, "ns_steps must be an int")],
+)
+def test_iterations_are_checked(value: Any, error: type[Exception], message: str) -> None:
+    """As for MuSGD, at construction."""
+    with pytest.raises(error, match=message):
+        Muon([Parameter(torch.ones(2, 2))], ns_steps=value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [("adjust_lr_fn", "foo", ValueError), ("ns_coefficients", ("a", "b", "c"), ValueError), ("eps", "x", TypeError)],
+)
+def test_a_setting_spoilt_later_stops_the_step_before_any_byte(key: str, value: Any, error: type[Exception]) -> None:
+    """Settings of the last group are checked before the first group is written."""
+    first, last = Parameter(torch.ones(2, 2)), Parameter(torch.ones(2, 2))
+    optimizer = Muon([{"params": [first]}, {"params": [last]}])
+    first.grad, last.grad = torch.ones(2, 2), torch.ones(2, 2)
+    optimizer.param_groups[1][key] = value
+    with pytest.raises(error, match=f"group 1: {key}"):
+        optimizer.step()
+    assert bits(first) == bits(torch.ones(2, 2))
+    assert not optimizer.state

@@ -34,6 +34,8 @@ class MuSGDReference:
 
     value: Tensor
     momentum_buffer: Tensor = field(init=False)
+    travelled: float = 0.0
+    """Sum of the lengths of all steps, which do not cancel as their vectors may."""
 
     def __post_init__(self) -> None:
         self.value = self.value.detach().double().contiguous().clone()
@@ -58,11 +60,13 @@ class MuSGDReference:
         nesterov = g + momentum * self.momentum_buffer
         if self.value.ndim < 2:
             self.value = self.value - lr * nesterov
+            self.travelled += lr * float(nesterov.norm())
             return
         matrix = nesterov.reshape(nesterov.shape[0], -1)
         muon = 0.2 * math.sqrt(max(matrix.shape)) * orthogonalized(matrix, ns_steps)
         update = w_muon * muon.reshape(self.value.shape) + w_sgd * nesterov + weight_decay * self.value
         self.value = self.value - lr * update
+        self.travelled += lr * float(update.norm())
 
 
 def relative_error(actual: Tensor, expected: Tensor, scale: Tensor) -> float:

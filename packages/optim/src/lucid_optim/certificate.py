@@ -1,5 +1,6 @@
 """What a step may rely on: whether capture was asked for, why it is not eligible, and which tensors share memory."""
 
+import functools
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,10 +52,15 @@ def native_reason(parameters: Sequence[Tensor], *, requested: bool) -> str:
 def byte_range(tensor: Tensor) -> tuple[int, int]:
     """Return the addresses `[begin, end)` between a tensor's first and last byte; empty for an empty tensor."""
     begin = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return begin, begin
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (last + 1) * tensor.element_size()
+    return begin, begin + _extent(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+@functools.lru_cache(maxsize=8192)
+def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Return the number of elements between the first and the last one, both counted; 0 without elements."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def shares_memory(written: Iterable[Tensor], read: Iterable[Tensor]) -> bool:
@@ -63,7 +69,7 @@ def shares_memory(written: Iterable[Tensor], read: Iterable[Tensor]) -> bool:
     Ranges are compared, not elements: interleaved slices of one base count as shared. Read tensors may share memory
     among themselves.
     """
-    ranges = sorted(byte_range(tensor) for tensor in written if tensor.numel())
+    ranges = sorted(span for span in map(byte_range, written) if span[0] < span[1])
     if any(first[1] > second[0] for first, second in pairwise(ranges)):
         return True
     begins = [begin for begin, _ in ranges]

@@ -1,33 +1,43 @@
 """What values an optimizer accepts, and the sentences with which it refuses the others."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lucid_optim.layout import is_dense
 from lucid_optim.rule import Group, Hyperparameter, Rule
 
 __all__ = [
     "check_group",
+    "check_saved_buffers",
     "check_state",
+    "check_step",
     "finite",
     "flag",
     "host_value",
     "non_negative",
     "positive_int",
+    "three_numbers",
     "unit_interval",
 ]
+
+# What the operations of a step exist for.
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def finite(value: Any) -> str | None:
     """Ask for a finite number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return "must be a number"
-    return None if math.isfinite(value) else "must be finite"
+    try:
+        return None if math.isfinite(value) else "must be finite"
+    except OverflowError:
+        return "must be finite"
 
 
 def non_negative(value: Any) -> str | None:
@@ -52,6 +62,13 @@ def flag(value: Any) -> str | None:
     return None if isinstance(value, bool) else "must be True or False"
 
 
+def three_numbers(value: Any) -> str | None:
+    """Ask for a tuple or list of three finite numbers."""
+    if isinstance(value, tuple | list) and len(value) == 3 and all(finite(number) is None for number in value):
+        return None
+    return "must be three finite numbers"
+
+
 def host_value(value: Any) -> Any:
     """Return the number that a one-element tensor holds, and anything else as it is."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
@@ -67,24 +84,28 @@ def _check_hyperparameter(name: str, value: Any, hyperparameter: Hyperparameter)
         raise error(f"{name} {complaint}, got {value!r}")
 
 
-def _check_parameter(label: str, parameter: Tensor) -> None:
-    if not parameter.is_floating_point():
-        raise ValueError(f"{label} is {parameter.dtype}; only real floating-point parameters can be optimized")
-    if parameter.layout != torch.strided:
-        raise ValueError(f"{label} has layout {parameter.layout}; only dense storage can be optimized")
-    if not is_dense(parameter) and _overlaps_itself(parameter):
-        raise ValueError(f"{label} is an expanded tensor whose elements share memory; pass a .clone() of it")
-
-
 def _overlaps_itself(tensor: Tensor) -> bool:
     return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+def _parameter_complaint(parameter: Tensor) -> str | None:
+    """Return why no rule can update this parameter, or None."""
+    if parameter.dtype not in DTYPES:
+        return f"is {parameter.dtype}; only real floating-point parameters of 16, 32 or 64 bits can be optimized"
+    if parameter.layout != torch.strided:
+        return f"has layout {parameter.layout}; only dense storage can be optimized"
+    if not is_lazy(parameter) and not is_dense(parameter) and _overlaps_itself(parameter):
+        return "is an expanded tensor whose elements share memory; pass a .clone() of it"
+    return None
+
+
 def label(position: int, index: int, group: Group) -> str:
     """Name a parameter by its group, place and, where the group knows it, its name."""
-    names = group.get("param_names")
-    name = f" ({names[index]})" if names else ""
-    return f"group {position}, parameter {index}{name} of shape {tuple(group['params'][index].shape)}"
+    names = group.get("param_names") or ()
+    name = f" ({names[index]})" if index < len(names) else ""
+    parameter = group["params"][index]
+    shape = "unknown shape" if is_lazy(parameter) else f"shape {tuple(parameter.shape)}"
+    return f"group {position}, parameter {index}{name} of {shape}"
 
 
 def check_group(rule: Rule, position: int, group: Group) -> None:
@@ -100,43 +121,127 @@ def check_group(rule: Rule, position: int, group: Group) -> None:
     for name, hyperparameter in rule.hyperparameters.items():
         _check_hyperparameter(f"group {position}: {name}", group[name], hyperparameter)
     for index, parameter in enumerate(group["params"]):
-        _check_parameter(label(position, index, group), parameter)
-        refusal = rule.refuses(parameter, group)
-        if refusal is not None:
-            raise ValueError(f"{label(position, index, group)} {refusal}")
+        complaint = _parameter_complaint(parameter)
+        if complaint is None and not is_lazy(parameter):
+            complaint = rule.refuses(parameter, group)
+        if complaint is not None:
+            raise ValueError(f"{label(position, index, group)} {complaint}")
 
 
-def check_state(rule: Rule, position: int, group: Group, state: Mapping[Any, dict[str, Any]]) -> None:
+def check_state(rule: Rule, position: int, group: Group, state: Mapping[Any, Any]) -> None:
     """Check that the state of a group's parameters is one that `rule` could have left.
 
-    A parameter without an entry, or whose buffer is absent or None, is accepted: it starts from zero.
+    A parameter without an entry, or whose buffer is absent or None, is accepted: it starts from zero. Keys beside the
+    rule's own are kept, for subclasses that have some.
 
     Raises:
-        ValueError: If an entry holds a key that the rule does not know, or a buffer that does not fit its parameter.
+        ValueError: If an entry holds other keys and none of the rule's, or a buffer that does not fit its parameter.
     """
     buffers = rule.buffers(group)
     for index, parameter in enumerate(group["params"]):
         entry = state.get(parameter, {})
-        unknown = sorted(set(entry) - set(buffers))
-        if unknown:
+        if entry and not any(name in entry for name in buffers):
             raise ValueError(
-                f"{label(position, index, group)}: state holds {', '.join(map(repr, unknown))}, which this optimizer "
-                f"does not have (it keeps {', '.join(map(repr, buffers))}); it was saved by another optimizer"
+                f"{label(position, index, group)}: state holds {', '.join(map(repr, sorted(entry)))} and none of "
+                f"{', '.join(map(repr, buffers))}; it was saved by another optimizer"
             )
-        for name, buffer in entry.items():
-            if buffer is not None:
-                check_buffer(f"{label(position, index, group)}: {name}", buffer, parameter)
+        for name in buffers:
+            complaint = _buffer_complaint(entry.get(name), parameter)
+            if complaint is not None:
+                raise ValueError(f"{label(position, index, group)}: {name} {complaint}")
 
 
-def check_buffer(name: str, buffer: Any, parameter: Tensor, error: Callable[[str], Exception] = ValueError) -> None:
-    """Check that a buffer is a dense tensor of its parameter's shape.
+def check_saved_buffers(rule: Rule, group: Group, state: Mapping[Any, Any]) -> None:
+    """Check saved buffers before they are cast to their parameters' dtype and device.
+
+    Args:
+        rule: Whose buffers they are.
+        group: A group of the optimizer that loads.
+        state: The `state` of a state_dict.
 
     Raises:
-        ValueError: Or `error`, naming the buffer, where it is not.
+        ValueError: If a buffer is no real floating-point tensor with data.
     """
+    for key, entry in state.items():
+        for name in rule.buffers(group) if isinstance(entry, Mapping) else ():
+            buffer = entry.get(name)
+            if isinstance(buffer, Tensor) and (not buffer.is_floating_point() or buffer.is_meta):
+                what = "on the meta device, without data" if buffer.is_meta else f"{buffer.dtype}"
+                raise ValueError(f"state {key}: {name} is {what}; a real floating-point tensor is needed")
+
+
+def _buffer_complaint(buffer: Any, parameter: Tensor) -> str | None:
+    """Return what is wrong with a buffer, or None; None itself is a buffer that is still to be made."""
+    if buffer is None:
+        return None
     if not isinstance(buffer, Tensor) or buffer.layout != torch.strided:
-        raise error(f"{name} must be a dense tensor, got {type(buffer).__name__}")
+        return f"must be a dense tensor, got {type(buffer).__name__}"
     if buffer.shape != parameter.shape:
-        raise error(f"{name} has shape {tuple(buffer.shape)}, its parameter {tuple(parameter.shape)}")
+        return f"has shape {tuple(buffer.shape)}, its parameter {tuple(parameter.shape)}"
     if not buffer.is_floating_point():
-        raise error(f"{name} has dtype {buffer.dtype}, its parameter {parameter.dtype}")
+        return f"has dtype {buffer.dtype}, its parameter {parameter.dtype}"
+    return None
+
+
+def check_step(rule: Rule, position: int, group: Group, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    """Raise for whatever would make a group's step fail halfway.
+
+    Ranges are not checked: a scheduler may set what it likes.
+
+    Raises:
+        TypeError: If a value of the group has a type or form that the operations cannot run with.
+        ValueError: Likewise, for values that decide which operations run.
+        RuntimeError: If a parameter, gradient or buffer cannot be used.
+    """
+    for name, hyperparameter in rule.hyperparameters.items():
+        if not hyperparameter.tensor:
+            _check_hyperparameter(f"group {position}: {name}", group[name], hyperparameter)
+        elif not _is_number(group[name]):
+            raise TypeError(f"group {position}: {name} must be a number or a one-element tensor, got {group[name]!r}")
+    rule.structure(group)
+    names = rule.buffers(group)
+    for index, parameter in enumerate(group["params"]):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        complaint = _parameter_complaint(parameter) or _gradient_complaint(gradient, parameter)
+        if complaint is None:
+            entry = state.get(parameter, {})
+            complaint = next(filter(None, (_live_complaint(name, entry.get(name), parameter) for name in names)), None)
+        if complaint is not None:
+            raise RuntimeError(f"{label(position, index, group)}: {complaint}")
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return not isinstance(value, str)
+
+
+def _gradient_complaint(gradient: Tensor, parameter: Tensor) -> str | None:
+    if gradient.layout != torch.strided or not gradient.is_floating_point():
+        kind = f"of layout {gradient.layout}" if gradient.layout != torch.strided else f"of dtype {gradient.dtype}"
+        return f"its gradient is {kind}; only dense real ones can be used"
+    if gradient.shape != parameter.shape:
+        return f"its gradient has shape {tuple(gradient.shape)}; set it to None or compute it anew"
+    return None
+
+
+def _live_complaint(name: str, buffer: Any, parameter: Tensor) -> str | None:
+    """Return why a buffer cannot be updated in place now, or None."""
+    if buffer is None:
+        return None
+    complaint = _buffer_complaint(buffer, parameter)
+    if complaint is not None:
+        return f"{name} {complaint}"
+    if buffer.device != parameter.device:
+        return f"{name} is on {buffer.device}, its parameter on {parameter.device}; load_state_dict moves it"
+    if not is_dense(buffer) and _overlaps_itself(buffer):
+        return f"{name} is an expanded tensor whose elements share memory; replace it by a clone"
+    if buffer.is_inference() and not torch.is_inference_mode_enabled():
+        return f"{name} was made in inference mode and cannot be updated outside it; replace it by a clone"
+    return None

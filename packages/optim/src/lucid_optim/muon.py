@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from lucid_optim import foreach
 from lucid_optim.buckets import orthogonalize_all
-from lucid_optim.checks import finite, flag, host_value, non_negative, positive_int
+from lucid_optim.checks import flag, host_value, non_negative, positive_int, three_numbers
 from lucid_optim.musgd import matching_rms
 from lucid_optim.newton_schulz import QUINTIC, NewtonSchulz
 from lucid_optim.optimizer import RuleOptimizer
-from lucid_optim.rule import Batch, Group, Hyperparameter, Phase, Rule, Scalar, Scalars, live
+from lucid_optim.rule import Batch, Group, Hyperparameter, Rule, Scalar, Scalars, live
 
 __all__ = ["Muon", "MuonRule"]
 
@@ -28,12 +29,6 @@ def _original(rows: int, cols: int) -> float:
 
 # Factor of an orthogonalised (rows, cols) matrix under each `adjust_lr_fn`.
 ADJUSTMENTS = {None: _original, "original": _original, "match_rms_adamw": matching_rms}
-
-
-def _three_numbers(value: Any) -> str | None:
-    if isinstance(value, tuple | list) and len(value) == 3 and all(finite(number) is None for number in value):
-        return None
-    return "must be three finite numbers"
 
 
 def _adjustment(value: Any) -> str | None:
@@ -59,7 +54,7 @@ class MuonRule(Rule):
             "weight_decay": Hyperparameter(check=non_negative, tensor=True),
             "momentum": Hyperparameter(check=non_negative, tensor=True),
             "nesterov": Hyperparameter(check=flag),
-            "ns_coefficients": Hyperparameter(check=_three_numbers),
+            "ns_coefficients": Hyperparameter(check=three_numbers),
             "eps": Hyperparameter(check=non_negative),
             "ns_steps": Hyperparameter(check=positive_int),
             "adjust_lr_fn": Hyperparameter(check=_adjustment),
@@ -83,10 +78,6 @@ class MuonRule(Rule):
         no_decay = host_value(group["weight_decay"]) == 0
         return self._scheme(group), bool(group["nesterov"]), group["adjust_lr_fn"], no_decay
 
-    def phases(self) -> tuple[Phase, ...]:
-        """Return the single phase."""
-        return (Phase(prepare=self.prepare, factor=lambda group: -group["lr"]),)
-
     def prepare(self, batch: Batch, group: Group, scalars: Scalars) -> list[Tensor]:
         """Advance the momentum and return one update a parameter.
 
@@ -98,19 +89,18 @@ class MuonRule(Rule):
         Returns:
             Updates of the parameters' shapes, dtypes and strides; they alias no input.
         """
-        buffers: list[Tensor] | tuple[Tensor, ...]
-        buffers = list(batch.state["momentum_buffer"])
-        fresh = torch._foreach_mul(batch.grads, scalars["complement"])
-        torch._foreach_mul_(buffers, scalars["momentum"])
-        torch._foreach_add_(buffers, fresh)
+        mean = batch.state["momentum_buffer"]
+        fresh = foreach.mul(batch.grads, scalars["complement"])
+        foreach.mul_(mean, scalars["momentum"])
+        foreach.add_(mean, fresh)
         if group["nesterov"]:
-            buffers = torch._foreach_mul(buffers, scalars["momentum"])
-            torch._foreach_add_(buffers, fresh)
-        updates = orthogonalize_all(buffers, self._scheme(group))
+            mean = foreach.mul(mean, scalars["momentum"])
+            foreach.add_(mean, fresh)
+        updates = orthogonalize_all(mean, self._scheme(group))
         adjust = ADJUSTMENTS[group["adjust_lr_fn"]]
-        torch._foreach_mul_(updates, [adjust(len(p), p.numel() // len(p)) for p in batch.params])
+        foreach.scale_(updates, [adjust(len(p), p.numel() // len(p)) for p in batch.params])
         if host_value(group["weight_decay"]) != 0:
-            torch._foreach_add_(updates, torch._foreach_mul(batch.params, scalars["weight_decay"]))
+            foreach.add_(updates, foreach.mul(batch.params, scalars["weight_decay"]))
         return updates
 
     def _scheme(self, group: Group) -> NewtonSchulz:
@@ -155,8 +145,8 @@ class Muon(RuleOptimizer):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
+        weight_decay: float | Tensor = 0.1,
+        momentum: float | Tensor = 0.95,
         nesterov: bool = True,
         ns_coefficients: tuple[float, float, float] = QUINTIC,
         eps: float = 1e-7,

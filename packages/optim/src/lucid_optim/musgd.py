@@ -7,15 +7,15 @@ import math
 from collections.abc import Mapping
 from operator import index
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from lucid_optim import foreach
 from lucid_optim.buckets import orthogonalize_all
 from lucid_optim.checks import host_value, non_negative, positive_int, unit_interval
 from lucid_optim.newton_schulz import NewtonSchulz
 from lucid_optim.optimizer import RuleOptimizer
-from lucid_optim.rule import Batch, Group, Hyperparameter, Phase, Rule, Scalar, Scalars, live
+from lucid_optim.rule import Batch, Group, Hyperparameter, Rule, Scalar, Scalars, live
 
 __all__ = ["MuSGD", "MuSGDRule", "matching_rms"]
 
@@ -65,10 +65,6 @@ class MuSGDRule(Rule):
         """Return the number of iterations and whether weight decay is skipped."""
         return index(group["ns_steps"]), host_value(group["weight_decay"]) == 0
 
-    def phases(self) -> tuple[Phase, ...]:
-        """Return the single phase."""
-        return (Phase(prepare=self.prepare, factor=lambda group: -group["lr"]),)
-
     def prepare(self, batch: Batch, group: Group, scalars: Scalars) -> list[Tensor]:
         """Advance the momentum and return one update a parameter.
 
@@ -81,10 +77,10 @@ class MuSGDRule(Rule):
             Updates of the parameters' shapes, dtypes and strides; they alias no input.
         """
         momentum = batch.state["momentum_buffer"]
-        torch._foreach_mul_(momentum, scalars["momentum"])
-        torch._foreach_add_(momentum, batch.grads)
-        updates = list(torch._foreach_mul(momentum, scalars["momentum"]))
-        torch._foreach_add_(updates, batch.grads)
+        foreach.mul_(momentum, scalars["momentum"])
+        foreach.add_(momentum, batch.grads)
+        updates = foreach.mul(momentum, scalars["momentum"])
+        foreach.add_(updates, batch.grads)
 
         places = [place for place, param in enumerate(batch.params) if param.ndim >= 2]
         if not places:
@@ -92,12 +88,12 @@ class MuSGDRule(Rule):
         matrices = [batch.params[place] for place in places]
         nesterov = [updates[place] for place in places]
         mixed = orthogonalize_all(nesterov, NewtonSchulz(steps=index(group["ns_steps"])))
-        torch._foreach_mul_(mixed, [matching_rms(len(p), p.numel() // len(p)) for p in matrices])
-        torch._foreach_mul_(mixed, scalars["w_muon"])
-        torch._foreach_mul_(nesterov, scalars["w_sgd"])
-        torch._foreach_add_(mixed, nesterov)
+        foreach.scale_(mixed, [matching_rms(len(p), p.numel() // len(p)) for p in matrices])
+        foreach.mul_(mixed, scalars["w_muon"])
+        foreach.mul_(nesterov, scalars["w_sgd"])
+        foreach.add_(mixed, nesterov)
         if host_value(group["weight_decay"]) != 0:
-            torch._foreach_add_(mixed, torch._foreach_mul(matrices, scalars["weight_decay"]))
+            foreach.add_(mixed, foreach.mul(matrices, scalars["weight_decay"]))
         for place, update in zip(places, mixed, strict=True):
             updates[place] = update
         return updates
@@ -126,6 +122,7 @@ class MuSGD(RuleOptimizer):
         TypeError: If a value has the wrong type.
 
     Example:
+        >>> import torch
         >>> weight = torch.nn.Parameter(torch.eye(2))
         >>> optimizer = MuSGD([weight], lr=0.1)
         >>> weight.square().sum().backward()
@@ -140,10 +137,10 @@ class MuSGD(RuleOptimizer):
         self,
         params: ParamsT,
         lr: float | Tensor,
-        momentum: float = 0.95,
-        weight_decay: float = 5e-4,
-        w_muon: float = 0.5,
-        w_sgd: float = 0.5,
+        momentum: float | Tensor = 0.95,
+        weight_decay: float | Tensor = 5e-4,
+        w_muon: float | Tensor = 0.5,
+        w_sgd: float | Tensor = 0.5,
         ns_steps: int = 5,
         *,
         capture_updates: bool | None = None,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lucid_optim import buckets
+from lucid_optim.checks import non_negative, positive_int, three_numbers
 
 __all__ = ["QUINTIC", "NewtonSchulz", "orthogonalize"]
 
@@ -50,7 +51,7 @@ class NewtonSchulz:
         Raises:
             TypeError: If `steps` is not an integer.
         """
-        if torch.is_autocast_enabled(matrices.device.type):
+        if matrices.device.type != "meta" and torch.is_autocast_enabled(matrices.device.type):
             with torch.autocast(matrices.device.type, enabled=False):
                 return self._iterate(matrices)
         return self._iterate(matrices)
@@ -90,21 +91,26 @@ def orthogonalize(
         A tensor of the update's shape, dtype and, where it is dense, strides; it never aliases `update`.
 
     Raises:
-        ValueError: If `update` has fewer than two dimensions, is not floating point, or `steps` is not a positive int.
+        ValueError: If `update` has fewer than two dimensions or is not dense floating point, `steps` is not a positive
+            int, or `eps` or `coefficients` are not finite numbers.
 
     Example:
         >>> update = orthogonalize(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
         >>> bool((torch.linalg.svdvals(update) > 0.5).all())
         True
     """
-    if update.ndim < 2 or not update.is_floating_point():
+    if update.ndim < 2 or not update.is_floating_point() or update.layout != torch.strided:
         raise ValueError(
-            f"orthogonalize takes a floating-point tensor with at least two dimensions, "
-            f"got {update.dtype} of shape {tuple(update.shape)}"
+            f"orthogonalize takes a dense floating-point tensor with at least two dimensions, "
+            f"got {update.dtype} of layout {update.layout} and shape {tuple(update.shape)}"
         )
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if positive_int(steps):
         raise ValueError(f"steps must be a positive int, got {steps!r}")
+    if non_negative(eps):
+        raise ValueError(f"eps {non_negative(eps)}, got {eps!r}")
+    if three_numbers(coefficients):
+        raise ValueError(f"coefficients {three_numbers(coefficients)}, got {coefficients!r}")
     if update.numel() == 0:
         return torch.empty_like(update)
-    scheme = NewtonSchulz(steps=steps, coefficients=coefficients, eps=eps)
+    scheme = NewtonSchulz(steps=int(steps), coefficients=coefficients, eps=eps)
     return buckets.orthogonalize_all([update], scheme)[0]

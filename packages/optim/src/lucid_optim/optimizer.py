@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
 from lucid_optim.certificate import native_reason, requested_capture, shares_memory
-from lucid_optim.checks import check_buffer, check_group, check_state, label
+from lucid_optim.checks import check_group, check_saved_buffers, check_state, check_step
 from lucid_optim.layout import is_dense, matched, same_layout
 from lucid_optim.report import CaptureReport, Tally
 from lucid_optim.rule import Batch, Group, Rule, Scalar
@@ -79,7 +79,7 @@ class RuleOptimizer(Optimizer):
             raise TypeError(f"capture_orthogonalization must be True or False, got {capture_orthogonalization!r}")
         self.capture_updates, self._overridden = requested_capture(capture_updates)
         self.capture_orthogonalization = capture_orthogonalization
-        self._tallies: list[Tally] = []
+        self._tallies: dict[int, tuple[Group, Tally]] = {}
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,17 +99,29 @@ class RuleOptimizer(Optimizer):
             TypeError: If a hyperparameter has the wrong type.
         """
         adopted = state["state"]
+        is_copy = "capture_updates" in state
         for position, group in enumerate(state["param_groups"]):
-            check_group(self.rule, position, group)
+            if not is_copy:
+                check_group(self.rule, position, group)
             check_state(self.rule, position, group, adopted)
-        for parameter, entry in adopted.items():
-            for name in [name for name, buffer in entry.items() if buffer is None]:
-                del entry[name]
-            for name, buffer in entry.items():
-                if is_dense(parameter):
-                    entry[name] = matched(buffer, parameter)
+        for group in state["param_groups"]:
+            for parameter in group["params"]:
+                self._fit_buffers(parameter, adopted.get(parameter, {}), self.rule.buffers(group))
         super().__setstate__(state)
-        self._tallies = []
+        if is_copy:
+            self.capture_updates, overridden = requested_capture(self.capture_updates)
+            self._overridden |= overridden
+        self._tallies = {}
+
+    @staticmethod
+    def _fit_buffers(parameter: Tensor, entry: dict[str, Any], names: Sequence[str]) -> None:
+        """Give a parameter's buffers its strides, and drop those that are still to be made."""
+        for name in names:
+            buffer = entry.get(name)
+            if buffer is None:
+                entry.pop(name, None)
+            elif is_dense(parameter):
+                entry[name] = matched(buffer, parameter)
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load hyperparameters and buffers saved by `state_dict`, here or by another implementation of the rule.
@@ -125,7 +137,16 @@ class RuleOptimizer(Optimizer):
                 names it, and the optimizer is unchanged.
             TypeError: If a hyperparameter has the wrong type.
         """
-        super().load_state_dict(state_dict)
+
+        def check(optimizer: Optimizer, saved: StateDict) -> None:
+            for group in optimizer.param_groups:
+                check_saved_buffers(self.rule, group, saved["state"])
+
+        handle = self.register_load_state_dict_pre_hook(check)  # the last one, after what the user's have made of it
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group after checking it whole.
@@ -141,7 +162,7 @@ class RuleOptimizer(Optimizer):
         position = len(self.param_groups) - 1
         try:
             check_group(self.rule, position, self.param_groups[position])
-        except (TypeError, ValueError):
+        except BaseException:
             self.param_groups.pop()
             raise
 
@@ -151,7 +172,7 @@ class RuleOptimizer(Optimizer):
             requested=self.capture_updates,
             orthogonalization_requested=self.capture_orthogonalization,
             overridden=self._overridden,
-            groups=tuple(tally.report() for tally in self._tallies_by_group()),
+            groups=tuple(self._tally(group).report() for group in self.param_groups),
         )
 
     @overload
@@ -180,42 +201,23 @@ class RuleOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for position, group in enumerate(self.param_groups):
-            self._check_step(position, group)
-        for group, tally in zip(self.param_groups, self._tallies_by_group(), strict=True):
+            check_step(self.rule, position, group, self.state)
+        for group in self.param_groups:
             members = _members(group)
             if not members:
                 continue
-            requested = self.capture_updates or self.capture_orthogonalization
-            tally.reasons[native_reason(members, requested=requested)] += 1
             for update in self._updates(group):
                 _write(Update(*update))
+            requested = self.capture_updates or self.capture_orthogonalization
+            self._tally(group).reasons[native_reason(members, requested=requested)] += 1
         return loss
 
-    def _tallies_by_group(self) -> list[Tally]:
-        self._tallies.extend(Tally() for _ in range(len(self.param_groups) - len(self._tallies)))
-        return self._tallies
-
-    def _check_step(self, position: int, group: Group) -> None:
-        """Raise for whatever would make a preparation fail halfway."""
-        self.rule.structure(group)
-        self.rule.scalars(group)
-        for phase in self.rule.phases():
-            phase.factor(group)
-        buffers = self.rule.buffers(group)
-        for index, parameter in enumerate(group["params"]):
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if gradient.layout != torch.strided or gradient.is_complex():
-                kind = "complex" if gradient.is_complex() else f"of layout {gradient.layout}"
-                raise RuntimeError(
-                    f"{label(position, index, group)}: its gradient is {kind}; only dense real ones can be used"
-                )
-            state = self.state.get(parameter, {})
-            for name in buffers:
-                buffer = state.get(name)
-                if buffer is not None:
-                    _check_live_buffer(f"{label(position, index, group)}: {name}", buffer, parameter)
+    def _tally(self, group: Group) -> Tally:
+        """Return a group's counts; they follow the group, wherever it stands, and end with it."""
+        live = {id(one) for one in self.param_groups}
+        for stale in self._tallies.keys() - live:
+            del self._tallies[stale]
+        return self._tallies.setdefault(id(group), (group, Tally()))[1]
 
     def _updates(self, group: Group) -> Iterator[Update]:
         """Prepare a group's updates natively, phase by phase.
@@ -231,13 +233,14 @@ class RuleOptimizer(Optimizer):
         """
         scalars = self.rule.scalars(group)
         for batch in self._batches(group):
-            for phase in self.rule.phases():
+            for phase in self.rule.phases(group):
                 yield Update(batch.params, phase.prepare(batch, group, scalars), phase.factor(group))
 
-    def _batches(self, group: Group) -> list[Batch]:
+    def _batches(self, group: Group) -> Iterator[Batch]:
         """Split a group's parameters into batches whose order of update cannot matter.
 
-        Parameters that share memory with one another, or with a gradient, come one by one in the order of the group.
+        Parameters that share memory with one another, or with a gradient, come one by one in the order of the group;
+        each sees what the writes before it have left.
         """
         params = [param for param in _members(group) if param.numel()]
         names = self.rule.buffers(group)
@@ -251,14 +254,12 @@ class RuleOptimizer(Optimizer):
         lanes: dict[object, list[int]] = {}
         for at, key in enumerate(keys):
             lanes.setdefault(key, []).append(at)
-        return [
-            Batch(
+        for places in lanes.values():
+            yield Batch(
                 params=[params[at] for at in places],
                 grads=[_matched_gradient(params[at], gradients[at]) for at in places],
                 state={name: [column[at] for at in places] for name, column in state.items()},
             )
-            for places in lanes.values()
-        ]
 
     def _buffer(self, parameter: Tensor, name: str) -> Tensor:
         """Return a parameter's buffer, made of zeros at its first gradient."""
@@ -278,21 +279,10 @@ def _members(group: Group) -> list[Tensor]:
 
 def _lane(parameter: Tensor, buffers: Sequence[Tensor]) -> object:
     """Return what must agree for parameters to share one multi-tensor kernel's fast path."""
-    regular = is_dense(parameter) and all(
-        buffer.dtype == parameter.dtype and same_layout(buffer, parameter) for buffer in buffers
-    )
-    return parameter.device, parameter.dtype, regular
+    dtypes = tuple(buffer.dtype for buffer in buffers)
+    regular = is_dense(parameter) and all(same_layout(buffer, parameter) for buffer in buffers)
+    return parameter.device, parameter.dtype, dtypes, regular
 
 
 def _matched_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
     return matched(gradient, parameter) if is_dense(parameter) else gradient
-
-
-def _check_live_buffer(name: str, buffer: Any, parameter: Tensor) -> None:
-    check_buffer(name, buffer, parameter, RuntimeError)
-    if buffer.device != parameter.device:
-        raise RuntimeError(
-            f"{name} is on {buffer.device}, its parameter on {parameter.device}; load_state_dict moves it"
-        )
-    if buffer.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError(f"{name} was made in inference mode and cannot be updated outside it; replace it by a clone")

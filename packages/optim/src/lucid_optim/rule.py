@@ -94,8 +94,16 @@ class Rule(ABC):
         """
 
     @abstractmethod
-    def phases(self) -> tuple[Phase, ...]:
-        """Return the phases of a step in their order; a later one reads parameters that an earlier one has written."""
+    def prepare(self, batch: Batch, group: Group, scalars: Scalars) -> list[Tensor]:
+        """Return one update a parameter, as `Phase.prepare` does: the preparation of a rule with a single phase."""
+
+    def phases(self, group: Group) -> tuple[Phase, ...]:  # noqa: ARG002 - for rules whose groups differ
+        """Return the phases of a group's step in their order.
+
+        Unless overridden it is one: `prepare`, then a write with the factor `-lr`. A later phase reads parameters that
+        an earlier one has written.
+        """
+        return (Phase(prepare=self.prepare, factor=lambda group: -group["lr"]),)
 
     def refuses(self, parameter: Tensor, group: Group) -> str | None:  # noqa: ARG002 - for rules that take some shapes
         """Return why the rule cannot update this parameter, or None."""
