@@ -307,6 +307,30 @@ def test_what_cannot_be_measured_is_a_usage_error(arguments: list[str], capsys: 
     assert "error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", [None, "[]", '{"sets": {"a": [["w", [-1]]]}}', "{"])
+def test_a_shapes_file_that_holds_none_is_a_usage_error(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A missing, empty, broken or senseless file is named in one line."""
+    path = tmp_path / "shapes.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        step.parse(["--device", "cpu", "--shapes-file", str(path)])
+    assert "--shapes-file: " in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_ends_before_anything_is_measured(tmp_path: Path) -> None:
+    """The path is named, without a traceback."""
+    with pytest.raises(SystemExit, match=r"missing/out\.jsonl cannot be written: No such file or directory"):
+        step.main(["--device", "cpu", "--output", str(tmp_path / "missing" / "out.jsonl")])
+
+
+def test_a_shape_set_named_twice_is_measured_once() -> None:
+    """Names are kept in their order, each once."""
+    assert step.parse(["--device", "cpu", "--shapes", "small", "nano", "small"]).shapes == ["small", "nano"]
+
+
 def _run_script(tmp_path: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
     shapes, output = tmp_path / "shapes.json", tmp_path / "out.jsonl"
     sets = {"tiny": [[str(index), shape] for index, shape in enumerate(TINY)]}

@@ -82,8 +82,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(arguments)
     on_cuda = options.device == "cuda"
-    known = load_shapes(options.shapes_file)
-    options.shapes = options.shapes or (list(known) if on_cuda else list(known)[:1])
+    try:
+        known = load_shapes(options.shapes_file)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        parser.error(f"--shapes-file: {options.shapes_file} holds no shape sets: {error}")
+    if wrong := [name for name, shapes in known.items() if any(size < 0 for shape in shapes for size in shape)]:
+        parser.error(f"--shapes-file: negative sizes in {', '.join(wrong)}")
+    options.shapes = list(dict.fromkeys(options.shapes or [])) or (list(known) if on_cuda else list(known)[:1])
     options.rounds = (20 if on_cuda else 6) if options.rounds is None else options.rounds
     options.warmup = (3 if on_cuda else 2) if options.warmup is None else options.warmup
     if options.rounds < 1 or options.warmup < 0:
@@ -247,7 +252,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     head = header(options)
     records, sections = [head], []
     if options.output is not None:
-        write(options.output, records)  # a path that cannot be written fails here, not after the measurements
+        try:
+            write(options.output, records)  # a path that cannot be written fails here, not after the measurements
+        except OSError as error:
+            sys.exit(f"--output: {options.output} cannot be written: {error.strerror}")
     print("counting launches and memory", file=sys.stderr)
     typed = sys.argv[1:] if arguments is None else list(arguments)
     probed, no_probe = run_probe([sys.executable, __file__, *typed, "--probe"])
