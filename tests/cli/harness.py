@@ -5,12 +5,38 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 LUCID = Path(sys.executable).parent / "lucid"
 """The console script beside the interpreter that runs the tests."""
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is alive, a zombie not counted."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for_end(pid: int) -> None:
+    """Wait until the kernel has taken down a process that was killed."""
+    deadline = time.monotonic() + 10
+    while is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for(path: Path) -> str:
+    """Wait until a child has written a file, and return its text."""
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return path.read_text()
 
 
 @dataclass(frozen=True)
@@ -58,14 +84,16 @@ class Lucid:
         (self.directory / name).write_text(text)
         return name
 
-    def start(self, *args: str, sigint: signal.Handlers = signal.SIG_DFL) -> "subprocess.Popen[bytes]":
+    def start(
+        self, *args: str, sigint: signal.Handlers = signal.SIG_DFL, env: dict[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
         """Start `lucid` with SIGINT as told: a shell ignores it for what it starts in the background."""
         before = signal.signal(signal.SIGINT, sigint)
         try:
             return subprocess.Popen(
                 [LUCID, *args],
                 cwd=self.directory,
-                env=self._env(),
+                env={**self._env(), **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -76,4 +104,6 @@ class Lucid:
     def _env(self) -> dict[str, str]:
         """Return an environment in which `python` is the tests' own, and nothing is left outside the directory."""
         path = f"{LUCID.parent}:{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "TMPDIR": str(self.directory)}
+        # Unbuffered output would hide in which order, and whether, a program's last words are written.
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        return {**kept, "PATH": path, "TMPDIR": str(self.directory)}

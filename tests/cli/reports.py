@@ -1,6 +1,8 @@
 """Small reports with known numbers, written as the command writes them."""
 
+import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ def write_report(
     reasons: Mapping[str, dict[str, int]] | None = None,
     command: tuple[str, ...] = ("python", "train.py"),
     notes: tuple[str, ...] = (),
+    overridden: bool = False,
+    num_processes: int = 1,
 ) -> Report:
     """Write a report and return it.
 
@@ -53,10 +57,12 @@ def write_report(
         reasons: by arm, why it replayed nothing; without an entry the captured arm replays, the native one does not.
         command: the measured command.
         notes: of each run.
+        overridden: whether the arm won over an explicit argument of the script, in each run.
+        num_processes: that recorded in each run.
     """
     slots = plan_slots(len(walls), 0)
     header = Header(
-        id="7b0c7a52-6c4e-4f0e-9d53-0a4a3b5c6d7e",
+        id=str(uuid.uuid5(uuid.NAMESPACE_URL, path.name)),
         created=CREATED,
         tool=Tool(name="lucid", version="0.1.0"),
         command=command,
@@ -87,12 +93,12 @@ def write_report(
                     "peak_rss": Metric(value=(900 if slot.arm == "captured" else 850) * MIB, unit="By"),
                     "peak_allocated": Metric(value=None, unit="By", reason="no_cuda"),
                 },
-                capture=(_capture(slot.arm, (reasons or {}).get(slot.arm)),),
-                agent=AgentHealth(loaded=True, num_processes=1, num_steps=640),
+                capture=(replace(_capture(slot.arm, (reasons or {}).get(slot.arm)), overridden=overridden),),
+                agent=AgentHealth(loaded=True, num_processes=num_processes, num_steps=640),
                 notes=notes,
             )
             recorder.add_run(run, _observation(run, (states or {}).get(slot.slot, MODEL)))
-        return recorder.finish("complete")
+        return recorder.finish("failed" if statuses else "complete")
 
 
 def _capture(arm: str, reasons: dict[str, int] | None) -> CaptureReport:
@@ -120,6 +126,7 @@ def _observation(run: Run, model: Any) -> Observation:
                 num_bytes=digest.num_bytes,
                 strides_digest=digest.strides_digest,
                 tensors=digest.tensors,
+                values=digest.values,
                 nonfinite=digest.nonfinite,
             ),
         )

@@ -1,12 +1,10 @@
-import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
-from cli.harness import Lucid
+from cli.harness import Lucid, is_running, wait_for, wait_for_end
 
 WAITS_FOR_SIGINT = """
 import signal, sys, time
@@ -20,7 +18,7 @@ time.sleep(60)
 """
 IGNORES_SIGNALS = """
 import signal, time
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
     signal.signal(number, signal.SIG_IGN)
 open("ready", "w").close()
 time.sleep(60)
@@ -37,6 +35,14 @@ if __name__ == "__main__":
     os.rename("pids.tmp", "ready")
     time.sleep(60)
 """
+WAITS_THE_SECOND_TIME = """
+import os, time
+if os.path.exists("ran"):
+    open("pid", "w").write(str(os.getpid()))
+    os.rename("pid", "ready")
+    time.sleep(60)
+open("ran", "w").close()
+"""
 HOLDS_THE_PIPE = """
 import subprocess, sys
 print("before", flush=True)
@@ -49,23 +55,6 @@ for _ in range(1600):
     os.write(2, b"b" * 65535 + b"\\r")
 os.write(2, b"the end")
 """
-
-
-def _is_running(pid: int) -> bool:
-    """Return whether a process is alive, a zombie not counted."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def _wait_for(path: Path) -> str:
-    """Wait until a child has written a file, and return its text."""
-    deadline = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return path.read_text()
 
 
 def _start(lucid: Lucid, script: str, *options: str) -> "subprocess.Popen[bytes]":
@@ -113,8 +102,43 @@ def test_a_signal_that_ended_a_run_is_named(lucid: Lucid, name: str) -> None:
 def test_the_last_lines_of_a_failed_run_are_shown(lucid: Lucid) -> None:
     """The traceback reaches standard error, and only the end of long output."""
     ran = lucid.profile("python", "-c", "[print('line', i) for i in range(9999)]; raise ValueError('the reason')")
-    assert "ValueError: the reason" in ran.err
+    assert ran.err.splitlines()[-1] == "  | ValueError: the reason"
     assert len(ran.err.splitlines()) < 40
+
+
+@pytest.mark.parametrize("launch", [("-c",), ("-m", "child"), ("child.py",)])
+def test_a_flood_on_standard_output_does_not_wash_the_traceback_away(lucid: Lucid, launch: tuple[str, ...]) -> None:
+    """A program's buffered output comes after its traceback; record and progress hold the reason all the same."""
+    script = "import sys\n[print('line', i) for i in range(9999)]\nraise ValueError('the reason')"
+    lucid.script(script)
+    ran = lucid.profile("python", *launch, *([script] if launch == ("-c",) else []))
+    (run,) = ran.records("run")
+    assert run["output_tail"].endswith("ValueError: the reason\n")
+    assert "line 9998\n--- standard error ---\nTraceback" in run["output_tail"]
+    assert len(run["output_tail"]) <= 4096
+    assert "  | ValueError: the reason\n" in ran.err
+    assert ran.err.index("line 9998") < ran.err.index("Traceback")
+
+
+def test_a_process_that_leaves_the_session_does_not_outlive_the_run(lucid: Lucid) -> None:
+    """It is ended and named in the notes, wherever its output went, and costs the run no time."""
+    script = "setsid sh -c 'echo $$ > escaped; exec sleep 60' >/dev/null 2>&1 & while [ ! -s escaped ]; do :; done"
+    ran = lucid.profile("sh", "-c", script)
+    assert ran.code == 0
+    assert not is_running(int((lucid.directory / "escaped").read_text()))
+    for run in ran.records("run"):
+        assert run["notes"] == ["1 process (sleep) outlived the command and was ended"]
+        assert run["process_ns"] < 900_000_000
+
+
+def test_ctrl_c_while_lucid_is_still_loading_is_quiet(lucid: Lucid) -> None:
+    """The exit code is that of any other Ctrl-C, without a traceback."""
+    lucid.script("import time; open('ready', 'w').close(); time.sleep(60)", "click.py")
+    process = lucid.start("profile", "run", "--", "true", env={"PYTHONPATH": str(lucid.directory)})
+    wait_for(lucid.directory / "ready")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=20) == (b"", b"")
+    assert process.returncode == 130
 
 
 def test_undecodable_output_hides_neither_status_nor_reason(lucid: Lucid) -> None:
@@ -157,11 +181,11 @@ def test_a_grandchild_that_holds_the_pipe_does_not_hold_lucid(lucid: Lucid) -> N
     ran = lucid.profile("python", lucid.script(HOLDS_THE_PIPE))
     assert ran.code == 0
     assert time.monotonic() - begin < 20
-    assert not _is_running(int((lucid.directory / "grandchild").read_text()))
+    assert not is_running(int((lucid.directory / "grandchild").read_text()))
     for run in ran.records("run"):
         assert run["status"] == "ok"
         assert run["process_ns"] < 900_000_000
-        assert any("were killed" in note for note in run["notes"])
+        assert run["notes"] == ["1 process (sleep) outlived the command and was ended"]
 
 
 def test_a_time_limit_ends_the_whole_group(lucid: Lucid) -> None:
@@ -172,14 +196,14 @@ def test_a_time_limit_ends_the_whole_group(lucid: Lucid) -> None:
     assert ran.code == 8
     assert time.monotonic() - begin < 20
     assert "timed out" in ran.err
-    assert not _is_running(int((lucid.directory / "grandchild").read_text()))
+    assert not is_running(int((lucid.directory / "grandchild").read_text()))
     assert _last_run(lucid) == ("timeout", None, "SIGTERM", "failed")
 
 
 def test_on_ctrl_c_the_child_may_save_and_the_report_is_closed(lucid: Lucid) -> None:
     """SIGINT is passed on, lucid waits for the handler, and the report says interrupted."""
     process = _start(lucid, WAITS_FOR_SIGINT)
-    _wait_for(lucid.directory / "ready")
+    wait_for(lucid.directory / "ready")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130
@@ -188,11 +212,13 @@ def test_on_ctrl_c_the_child_may_save_and_the_report_is_closed(lucid: Lucid) -> 
     assert lucid("report", "validate", "report.jsonl").code == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)]
+)
 def test_a_second_signal_ends_a_stubborn_child(lucid: Lucid, number: signal.Signals, code: int) -> None:
     """A child that ignores the first signal is killed at the second."""
     process = _start(lucid, IGNORES_SIGNALS)
-    _wait_for(lucid.directory / "ready")
+    wait_for(lucid.directory / "ready")
     process.send_signal(number)
     if number != signal.SIGHUP:
         time.sleep(0.3)
@@ -206,22 +232,20 @@ def test_a_second_signal_ends_a_stubborn_child(lucid: Lucid, number: signal.Sign
 def test_on_sigterm_the_workers_of_the_child_go_too(lucid: Lucid) -> None:
     """No process of the group outlives lucid."""
     process = _start(lucid, HAS_WORKERS)
-    pids = [int(pid) for pid in _wait_for(lucid.directory / "ready").split()]
+    pids = [int(pid) for pid in wait_for(lucid.directory / "ready").split()]
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert process.returncode == 143
-    assert not [pid for pid in pids if _is_running(pid)]
+    assert not [pid for pid in pids if is_running(pid)]
 
 
-def test_after_sigkill_the_report_is_readable(lucid: Lucid) -> None:
-    """What was written before lucid was killed is shown, with a warning that the end is missing."""
-    script = "import os, time\nif os.path.exists('ran'): open('ready', 'w').write(str(os.getpid())); time.sleep(60)\n"
-    process = _start(lucid, script + "open('ran', 'w').close()")
-    pid = int(_wait_for(lucid.directory / "ready") or 0)
+def test_after_sigkill_the_command_is_gone_and_the_report_readable(lucid: Lucid) -> None:
+    """The kernel ends the command with lucid; what was written before is shown, with a warning about the end."""
+    process = _start(lucid, WAITS_THE_SECOND_TIME)
+    pid = int(wait_for(lucid.directory / "ready"))
     process.kill()
     process.communicate(timeout=20)
-    if pid:
-        os.kill(pid, signal.SIGKILL)
+    wait_for_end(pid)
     ran = lucid("report", "show", "report.jsonl")
     assert ran.code == 0
     assert "no end record" in ran.err
@@ -233,7 +257,7 @@ def test_a_signal_ignored_by_lucids_starter_stays_ignored(lucid: Lucid) -> None:
     name = lucid.script("import time; open('ready', 'w').close(); time.sleep(0.5)")
     fixed = ("--pairs", "1", "--discard-pairs", "0", "-o", "report.jsonl")
     process = lucid.start("profile", "run", *fixed, "--", "python", name, sigint=signal.SIG_IGN)
-    _wait_for(lucid.directory / "ready")
+    wait_for(lucid.directory / "ready")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 0

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ WRITE_ARGV = "import json, os, sys; json.dump([os.fsencode(a).hex() for a in sys
 WRITE_ENV = (
     "import os; open('env.txt', 'a').write(os.environ['LUCID_PROFILE_ARM'] + os.environ['LUCID_CAPTURE_UPDATES'] + ' ')"
 )
+
+NO_LIMITS = ("inf", "-inf", "nan", "1e999", "0", "-1")
 
 
 def _argv(lucid: Lucid) -> list[bytes]:
@@ -170,6 +173,11 @@ def test_a_child_that_ignores_sigchld_is_reaped_like_any_other(lucid: Lucid) -> 
         (("profile", "run", "-o", "missing/x.jsonl", "--", "touch", "ran"), "missing/x.jsonl cannot be written"),
         (("profile", "run", "-o", "taken.jsonl", "--", "touch", "ran"), "taken.jsonl exists already"),
         (("profile", "run", "-o", "taken.jsonl/x", "--", "touch", "ran"), "cannot be written"),
+        (("profile", "run", "-o", "-", "--", "touch", "ran"), "the report needs a file"),
+        (("profile", "run", "-o", "/dev/stdout", "--", "touch", "ran"), "it is standard output"),
+        (("profile", "run", "-o", "/dev/fd/1", "--overwrite", "--", "touch", "ran"), "it is standard output"),
+        (("profile", "run", "-o", "/dev/stderr", "--", "touch", "ran"), "it is standard error"),
+        *((("profile", "run", "--timeout", value, "--", "touch", "ran"), "--timeout") for value in NO_LIMITS),
         (("profile",), "Usage"),
         (("nonsense",), "nonsense"),
     ],
@@ -216,11 +224,39 @@ def test_a_command_that_cannot_be_started_leaves_no_report(lucid: Lucid, command
         (lucid.directory / name).chmod(mode)
     ran = lucid("profile", "run", "--pairs", "1", "-o", "report.jsonl", "--", command, "x")
     assert (ran.code, ran.out) == (code, "")
-    assert [line for line in ran.err.splitlines() if not line.startswith("report: ")] == [
-        line for line in ran.err.splitlines() if line.startswith("Error: ") and cause in line
-    ]
+    assert ran.err.startswith("Error: ")
     assert cause in ran.err
+    assert len(ran.err.splitlines()) == 1
     assert not ran.report.exists()
+
+
+@pytest.mark.parametrize("target", ["report.jsonl", "link.jsonl"])
+def test_a_command_that_cannot_be_started_costs_no_earlier_report(lucid: Lucid, target: str) -> None:
+    """What was to be overwritten is still there, byte for byte, and nothing is said about it."""
+    (lucid.directory / "no-format").write_text("neither program nor script")
+    (lucid.directory / "no-format").chmod(0o755)
+    lucid.report.write_text("mine")
+    (lucid.directory / "link.jsonl").symlink_to("report.jsonl")
+    ran = lucid("profile", "run", "-o", target, "--overwrite", "--", "./no-format")
+    assert (ran.code, ran.err) == (126, "Error: ./no-format: Exec format error\n")
+    assert lucid.report.read_text() == "mine"
+    assert lucid("profile", "run", "--pairs", "1", "-o", target, "--overwrite", "--", "true").code == 0
+    assert lucid("report", "validate", "report.jsonl").code == 0
+
+
+def test_a_report_may_go_to_a_device_or_a_pipe(lucid: Lucid) -> None:
+    """`/dev/null` and a pipe exist already and lose nothing, also where standard output is the same device."""
+    fixed = ("profile", "run", "--pairs", "1", "--discard-pairs", "0")
+    null = subprocess.DEVNULL
+    devices: tuple[dict[str, Any], ...] = ({}, {"stdout": null}, {"stdout": null, "stderr": null})
+    for settings in devices:
+        assert lucid(*fixed, "-o", "/dev/null", "--", "true", **settings).code == 0
+    read, write = os.pipe()
+    ran = lucid(*fixed, "-o", f"/dev/fd/{write}", "--", "true", pass_fds=(write,))
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        lines = [json.loads(line)["t"] for line in pipe]
+    assert (ran.code, lines[0], lines[-1]) == (0, "header", "end")
 
 
 def test_a_full_disk_is_an_error_of_the_environment(lucid: Lucid) -> None:
@@ -241,9 +277,14 @@ def test_a_reader_that_has_gone_away_is_no_error(lucid: Lucid) -> None:
     """A closed pipe at standard output or standard error leaves report and status alone."""
     read, write = os.pipe()
     os.close(read)
+    closed: tuple[dict[str, Any], ...] = ({"stdout": write}, {"stderr": write}, {"stdout": write, "stderr": write})
     try:
-        ran = lucid.profile("true", stdout=write, stderr=write)
+        for streams in closed:
+            ran = lucid.profile("true", **streams)
+            assert ran.code == 0
+            assert ran.records("end")[0]["status"] == "complete"
+            assert lucid.profile("false", **streams).code == 8
+            assert lucid.profile("missing-program", **streams).code == 127
+            assert lucid("profile", "run", "--pairs", "0", **streams).code == 2
     finally:
         os.close(write)
-    assert ran.code == 0
-    assert ran.records("end")[0]["status"] == "complete"

@@ -213,6 +213,35 @@ def test_only_one_report_can_come_from_standard_input(lucid: Lucid) -> None:
     assert lucid("report", "diff", "-", "-").code == 2
 
 
+@pytest.mark.parametrize("args", [("show", "-"), ("validate", "-"), ("diff", "-", "a.jsonl"), ("diff", "a.jsonl", "-")])
+def test_a_closed_standard_input_is_named(lucid: Lucid, args: tuple[str, ...]) -> None:
+    """`-` without a standard input is a usage error in one sentence."""
+    ran = lucid("report", *args, stdin=None, preexec_fn=lambda: os.close(0))
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith("the report is to be read from standard input, which is closed.\n")
+
+
+def test_a_key_that_no_report_has_cannot_be_allowed(lucid: Lucid) -> None:
+    """A misspelt key is a usage error that lists what differs; one that happens not to differ is none."""
+    write_report(lucid.directory / "a.jsonl")
+    write_report(lucid.directory / "b.jsonl", SLOWER, identity={"gpu_name": "NVIDIA H200", "driver_major": "580"})
+    ran = lucid("report", "diff", "a.jsonl", "b.jsonl", "--allow", "gpu_name", "--allow", "gpu")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--allow gpu: neither report has such a key; what differs: gpu_name\n" in ran.err
+    same = lucid("report", "diff", "a.jsonl", "a.jsonl", "--allow", "bogus")
+    assert (same.code, same.out) == (2, "")
+    assert "nothing differs" in same.err
+    keys = ("gpu_name", "driver_major", "torch", "command", "method", "metric:wall", "unit:peak_rss")
+    allowed = lucid("report", "diff", "a.jsonl", "b.jsonl", *(word for key in keys for word in ("--allow", key)))
+    assert allowed.code == 0
+
+
+def test_one_run_is_not_called_runs(lucid: Lucid) -> None:
+    """Numbers agree with their nouns."""
+    write_report(lucid.report, WALLS[:1])
+    assert lucid("report", "validate", "report.jsonl").out == "report.jsonl: valid, 2 runs in 1 pair\n"
+
+
 def test_text_is_printed_in_an_encoding_that_lacks_characters(lucid: Lucid) -> None:
     """What ASCII lacks is replaced, and nothing is lost."""
     write_report(
@@ -235,6 +264,14 @@ def test_a_reader_that_leaves_ends_the_output_quietly(lucid: Lucid, whole: bytes
         for args in (("report", "show", "report.jsonl"), ("--help",)):
             ran = lucid(*args, stdout=write)
             assert (ran.code, ran.err) == (0, "")
+        for words, code in (
+            (("report", "show", "missing.jsonl"), 7),
+            (("report", "show", "report.jsonl"), 0),
+            (("report", "nonsense"), 2),
+            (("report",), 2),
+        ):
+            assert lucid(*words, stdout=write, stderr=write).code == code
+            assert lucid(*words, stderr=write).code == code
     finally:
         os.close(write)
 

@@ -63,13 +63,101 @@ def test_a_difference_names_run_part_and_tensor_and_is_the_verdict(tmp_path: Pat
     """One bit in one captured run, and there is no speed verdict."""
     text = _show(write_report(tmp_path / "r.jsonl", states={2: FLIPPED}))
     assert "4 of 5 pairs equal" in text
-    assert _verdict(text).startswith("parity failed: runs 3 and 2, model: process 0: stem.weight.1 is")
+    assert _verdict(text) == (
+        "parity failed: model stem.weight.1: -1.25 in run 3 (native), -1.2500000000000002 in run 2 (captured); "
+        "this is not the same computation, and no speed verdict is given"
+    )
 
 
 def test_a_parity_failure_is_the_verdict_even_with_too_few_pairs(tmp_path: Path) -> None:
     """Different bytes need no statistics."""
-    text = _show(write_report(tmp_path / "r.jsonl", WALLS[:1], states={1: FLIPPED}))
+    text = _show(write_report(tmp_path / "r.jsonl", WALLS[:2], states={2: FLIPPED}))
     assert _verdict(text).startswith("parity failed")
+    assert "native runs agree among themselves" in text
+
+
+def test_one_native_run_shows_no_repetition(tmp_path: Path) -> None:
+    """A difference may then be nondeterminism, and nothing is said to agree among itself."""
+    text = _show(write_report(tmp_path / "r.jsonl", WALLS[:1], states={1: FLIPPED}))
+    assert _verdict(text).endswith(
+        "; the states differ, and with one native run nothing shows whether native runs repeat, so this may be "
+        "nondeterminism: run more pairs; no speed verdict is given"
+    )
+    assert "0 of 1 pair equal, one native run, so nothing shows whether native runs repeat: model" in " ".join(
+        text.split()
+    )
+    equal = _show(write_report(tmp_path / "r.jsonl", WALLS[:1]))
+    assert "parity    1 of 1 pair equal, one native run: model\n" in equal
+    for shown in (text, equal):
+        assert "among themselves" not in shown
+        assert "not the same computation" not in shown
+
+
+@pytest.mark.parametrize(
+    ("run", "beginning"),
+    [
+        (2, "parity failed: run 2 (captured) did not record part model, so it cannot be compared, and no speed"),
+        (3, "undecidable: run 3 (native) did not record part model, so the native runs cannot be held against each"),
+    ],
+)
+def test_a_part_that_was_not_recorded_is_no_other_computation(tmp_path: Path, run: int, beginning: str) -> None:
+    """What is merely missing is said to be missing."""
+    text = _verdict(_show(write_report(tmp_path / "r.jsonl", states={run: None})))
+    assert text.startswith(beginning)
+    assert "not the same computation" not in text
+
+
+def test_one_pair_has_no_range(tmp_path: Path) -> None:
+    """A single value spans nothing, and the text counts it in the singular."""
+    text = _show(write_report(tmp_path / "r.jsonl", WALLS[:1], notes=("to know",)))
+    assert "wall (fit)     120.850 s  108.750 s  0.8999  -10.01    -        -\n" in text
+    assert "The values of 1 pair. paired: change of captured against native.\n" in text
+    assert "pairs     1 of 1 pair of native and captured runs" in text
+    assert "with 0 %" not in text
+    assert "638 replays of 1 recording in 1 run;" in text
+
+
+def test_one_run_without_replays_is_counted_in_the_singular(tmp_path: Path) -> None:
+    """The sentence of the verdict counts as the rest of the text does."""
+    text = _show(write_report(tmp_path / "r.jsonl", WALLS[:1], reasons={"captured": {"no_agent": 1}}))
+    assert _verdict(text).startswith("no speed verdict: 1 of 1 captured run replayed nothing: ")
+
+
+def test_the_number_of_pairs_in_the_statistics_is_told(tmp_path: Path) -> None:
+    """Where a pair is left out, the title says how many are not."""
+    text = _show(write_report(tmp_path / "r.jsonl", statuses={3: "failed"}))
+    assert "pairs     5 of 5 pairs of native and captured runs, 0 discarded, 4 in the statistics; order" in text
+
+
+def test_an_arm_that_overrode_the_script_is_told(tmp_path: Path) -> None:
+    """An explicit capture_updates that did not hold is named beside the arm's captures."""
+    text = " ".join(_show(write_report(tmp_path / "r.jsonl", overridden=True)).split())
+    assert text.count("the arm's setting overrode an explicit capture_updates in 5 runs") == 2
+    assert "overrode" not in TABLE
+
+
+def test_peak_resident_of_several_processes_is_explained(tmp_path: Path) -> None:
+    """It is that of the largest one, not their sum."""
+    text = _show(write_report(tmp_path / "r.jsonl", num_processes=2))
+    assert "peak resident: of the largest single process." in " ".join(text.split())
+    assert "single process" not in TABLE
+
+
+def test_a_long_command_loses_its_middle(tmp_path: Path) -> None:
+    """The title stays a title; beginning and end are kept."""
+    command = ("python", "train.py", *(f"--option-{index}" for index in range(100)), "--last")
+    text = _show(write_report(tmp_path / "r.jsonl", command=command)).split("\npairs")[0]
+    shown = " ".join(text.split()).removeprefix("command ")
+    assert len(shown) <= 300
+    assert shown.startswith("python train.py --option-0 ")
+    assert " … " in shown
+    assert shown.endswith(" --last")
+
+
+def test_the_reason_for_no_agent_names_pythonpath(tmp_path: Path) -> None:
+    """A command that replaces PYTHONPATH loads no agent either."""
+    text = _verdict(_show(write_report(tmp_path / "r.jsonl", reasons={"captured": {"no_agent": 1}})))
+    assert "Python with -S, -I or -E, or the command replaced PYTHONPATH (5)" in text
 
 
 @pytest.mark.parametrize(
@@ -81,7 +169,7 @@ def test_a_parity_failure_is_the_verdict_even_with_too_few_pairs(tmp_path: Path)
         ({"walls": WALLS[:2]}, "no verdict: 2 of at least 3 pairs are in the statistics"),
         ({"statuses": dict.fromkeys(range(10), "failed")}, "no verdict: no pair of successful runs"),
         ({"states": dict.fromkeys(range(10))}, "no speed verdict: no run left a digest of its state"),
-        ({"states": {0: FLIPPED}}, "undecidable: the native runs differ among themselves (runs 0 and 3, model"),
+        ({"states": {0: FLIPPED}}, "undecidable: the native runs differ among themselves (model stem.weight.1: "),
         ({"reasons": {"captured": {"no_cuda": 640}}}, NO_CUDA),
         (
             {"reasons": {"captured": {"no_cuda": 1, "closed_world": 2}}},
@@ -149,6 +237,43 @@ def test_a_comparison_shows_circumstances_first_and_the_ratio_of_ratios(tmp_path
     assert f"wall           a  120.850 s  108.750 s  -10.01    {change:+.2f} [" in text
     assert _verdict(text).startswith(f"b is better than a: {change:+.2f} %, 95 % interval [")
     assert "canary    base arm, b against a: +0.00 % [" in text
+    assert "remark" not in text
+
+
+@pytest.mark.parametrize(
+    ("factors", "sentence"),
+    [
+        ((1.01,) * 5, "canary base arm, b against a: +1.00 % ["),
+        ((1.1,) * 5, "canary the base arms differ by +10.00 % ["),
+        ((0.5, 0.6, 1, 2, 2.5), "canary the base arms cannot be told apart within ["),
+    ],
+)
+def test_the_canary_says_no_more_than_is_known(tmp_path: Path, factors: tuple[float, ...], sentence: str) -> None:
+    """Within the limit it is quiet; beyond it, it tells a certain difference from an uncertain one."""
+    a = write_report(tmp_path / "a.jsonl")
+    walls = [(native * factor, captured * factor) for (native, captured), factor in zip(WALLS, factors, strict=True)]
+    b = write_report(tmp_path / "b.jsonl", walls)
+    text = " ".join(render_difference(diff(a, b), a, b).split())
+    assert sentence in text
+    assert ("absolute values do not compare" in text) is (factors == (1.1,) * 5)
+    assert "machine or day" not in text
+
+
+def test_a_report_compared_with_itself_is_remarked(tmp_path: Path) -> None:
+    """The same id on both sides is told first."""
+    a = write_report(tmp_path / "a.jsonl")
+    assert "\nremark    a and b are the same report\n" in render_difference(diff(a, a), a, a)
+
+
+def test_a_metric_has_one_unit_in_both_texts(tmp_path: Path) -> None:
+    """A comparison shows each report's values as the report by itself shows them."""
+    a = write_report(tmp_path / "a.jsonl", [(native / 100, captured / 100) for native, captured in WALLS])
+    b = write_report(tmp_path / "b.jsonl", [(native / 130, captured / 130) for native, captured in WALLS])
+    both = " ".join(render_difference(diff(a, b), a, b).split())
+    assert "wall (fit) 1.208 s 1.087 s" in " ".join(_show(a).split())
+    assert "wall (fit) 929.615 ms 836.538 ms" in " ".join(_show(b).split())
+    assert "wall a 1.208 s 1.087 s" in both
+    assert " b 929.615 ms 836.538 ms" in both
 
 
 def test_without_verdicts_a_comparison_repeats_why(tmp_path: Path) -> None:

@@ -48,7 +48,18 @@ def test_one_flipped_bit_is_exit_code_4_with_the_tensors_name(ran: Ran) -> None:
     (pair,) = ran.records("pair")
     assert pair["parity"]["status"] == "different"
     assert "2.bias" in pair["parity"]["difference"]
-    assert "parity failed: runs 0 and 1, parameters: process 0: 2.bias is float32[2]" in " ".join(ran.out.split())
+    text = " ".join(ran.out.split())
+    assert "parity failed: parameters 2.bias: float32[2] " in text
+    assert "in run 0 (native), float32[2] " in text
+
+
+def test_one_native_run_proves_no_other_computation(ran: Ran) -> None:
+    """With a single native run the sentence says that this may be nondeterminism."""
+    text = " ".join(ran.out.split())
+    assert "0 of 1 pair equal, one native run, so nothing shows whether native runs repeat" in text
+    assert "this may be nondeterminism: run more pairs" in text
+    assert "not the same computation" not in text
+    assert "agree among themselves" not in text
 
 
 def test_everything_but_the_flipped_tensor_agrees_to_the_last_bit(ran: Ran) -> None:

@@ -2,12 +2,16 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lucid_profiler
+from lucid_profiler import jsonio
+from lucid_profiler.codec import from_plain, to_plain
 from lucid_profiler.collect import Observation, observe
 from lucid_profiler.records import State, Wall
 
@@ -46,7 +50,7 @@ main()
 
 # Two outermost modules, named groups, a late group, a closure, an overridden step, and every misuse of the API.
 USES_EVERYTHING = """
-import torch
+import time, torch
 import lucid_profiler
 from torch import nn
 
@@ -75,17 +79,15 @@ with lucid_profiler.fit():
     lucid_profiler.state("ema", {"x": torch.ones(2)})
     free.param_groups[0]["params"][0].grad = torch.ones(3)
     free.step()
-    try:
-        with lucid_profiler.fit():
-            pass
-    except RuntimeError as error:
-        print("nested:", error)
-lucid_profiler.mark("validate")
-try:
     with lucid_profiler.fit():
         pass
-except RuntimeError as error:
-    print("repeated:", error)
+    late_ns = time.monotonic_ns()
+lucid_profiler.mark("validate")
+after_ns = time.monotonic_ns()
+for epoch in range(3):
+    with lucid_profiler.fit():
+        pass
+print(late_ns, after_ns)
 lucid_profiler.state("losses", torch.tensor([1.0, float("nan")]))
 lucid_profiler.state("losses", torch.tensor([1.0, 2.0]))
 lucid_profiler.state("model", judge)
@@ -232,10 +234,191 @@ def test_fit_is_the_wall_and_marks_are_phases(everything: Profiled) -> None:
     assert train.end_ns == validate.begin_ns < validate.end_ns
 
 
-@pytest.mark.parametrize("case", ["nested", "repeated"])
-def test_a_second_timed_interval_is_refused(everything: Profiled, case: str) -> None:
-    """Nested or repeated, `fit` says that a run has one interval."""
-    assert f"{case}: lucid_profiler.fit() was entered a second time" in everything.done.stdout
+def test_the_first_outermost_interval_is_the_wall(everything: Profiled) -> None:
+    """Neither one inside it nor one after it moves its ends, and the script goes on."""
+    late_ns, after_ns = map(int, everything.done.stdout.split())
+    assert late_ns < everything.seen.wall.end_ns < after_ns
+
+
+def test_an_interval_that_is_never_left_is_noted(tmp_path: Path) -> None:
+    """It is not the wall, and the program ends as it would."""
+    profiled = _profile(tmp_path, "import lucid_profiler\nlucid_profiler.fit().__enter__()\nprint('ran')")
+    assert (profiled.done.stdout, profiled.done.stderr, profiled.done.returncode) == ("ran\n", "", 0)
+    assert profiled.seen.wall == PROCESS
+    assert profiled.seen.notes == ("fit() was entered and never left: it is not the wall",)
+
+
+def test_one_interval_object_may_be_entered_again(tmp_path: Path) -> None:
+    """As outside lucid, nested and repeated; leaving by an exception passes it on and ends the interval."""
+    script = """
+        import lucid_profiler
+        timed = lucid_profiler.fit()
+        try:
+            with timed, timed:
+                raise KeyError("own")
+        except KeyError:
+            print("passed on")
+        with timed:
+            lucid_profiler.state("metrics", {"accuracy": 0.5})
+    """
+    profiled = _profile(tmp_path, textwrap.dedent(script))
+    assert (profiled.done.stdout, profiled.done.stderr) == ("passed on\n", "")
+    assert profiled.seen.wall.source == "fit"
+    assert profiled.state("metrics").values == {"accuracy": "0.5"}
+
+
+MISNAMED = """
+import enum, lucid_profiler
+
+class Phase(str, enum.Enum):
+    TRAIN = "train"
+
+class Hostile:
+    def __str__(self):
+        raise ValueError("own")
+    __repr__ = __str__
+
+for name in (5, "", None, b"x", Hostile(), "x" * 201, ["x"]):
+    for _ in range(300):
+        lucid_profiler.mark(name)
+        lucid_profiler.state(name, {})
+lucid_profiler.mark(Phase.TRAIN)
+lucid_profiler.state(Phase.TRAIN, {"a": 1})
+print("ran")
+"""
+
+
+def test_a_name_that_is_none_is_noted_with_its_reason(tmp_path: Path) -> None:
+    """Whatever is given as a name, the script goes on, the report is readable, and says what was not recorded."""
+    profiled = _profile(tmp_path, MISNAMED)
+    assert (profiled.done.stdout, profiled.done.stderr) == ("ran\n", "")
+    assert profiled.seen.agent.num_errors == 0
+    assert [phase.name for phase in profiled.seen.phases] == ["train"]
+    assert [state.part for state in profiled.seen.states] == ["train"]
+    for call in ("mark", "state"):
+        assert f"{call}(5) was not recorded: a name must be a text, this is of type int" in profiled.seen.notes
+        assert f"{call}('') was not recorded: a name must not be empty" in profiled.seen.notes
+        assert f"{call}(a Hostile) was not recorded: a name must be a text, this is of type Hostile" in (
+            profiled.seen.notes
+        )
+    assert len(profiled.seen.notes) == 14
+
+
+TWO_WORKERS = """
+import subprocess, sys, time
+WORKER = "import lucid_profiler, sys; lucid_profiler.state('model', {'seed': int(sys.argv[1])})"
+if __name__ == "__main__":
+    for seed in sys.argv[1:] or ORDER:
+        subprocess.run([sys.executable, "-c", WORKER, str(seed)], check=True)
+"""
+
+
+def test_processes_are_numbered_by_what_they_ended_with(tmp_path: Path) -> None:
+    """Two workers that start in the other order leave the same states under the same numbers."""
+    numbered = []
+    for order in ((1, 2), (2, 1)):
+        directory = tmp_path / str(order[0])
+        directory.mkdir()
+        seen = _profile(directory, TWO_WORKERS.replace("ORDER", repr(order))).seen
+        assert seen.agent.num_processes == 2
+        assert {state.rank for state in seen.states} == {None}
+        numbered.append([(state.process, state.values["seed"]) for state in seen.states])
+    assert numbered[0] == numbered[1]
+    assert [process for process, _ in numbered[0]] == [0, 1]
+
+
+def test_ranks_number_the_processes(tmp_path: Path) -> None:
+    """With a rank each, the rank is the number, whatever the states are; with one twice, there are no ranks."""
+    script = TWO_WORKERS.replace("ORDER", "(1, 2)").replace(
+        "str(seed)]", "str(seed)], env=dict(os.environ, RANK=RANKS)"
+    )
+    for ranks, expected in (("str(7 - seed)", {"1": 6, "2": 5}), ("'0'", None)):
+        directory = tmp_path / str(len(ranks))
+        directory.mkdir()
+        states = _profile(directory, "import os\n" + script.replace("RANKS", ranks)).seen.states
+        if expected is None:
+            assert {state.rank for state in states} == {None}
+        else:
+            assert {state.values["seed"]: state.rank for state in states} == expected
+            assert {state.values["seed"]: state.process for state in states} == expected
+
+
+GOOD_STATE = {
+    "kind": "state",
+    "part": "model",
+    "digest": "ab" * 32,
+    "strides_digest": "cd" * 32,
+    "num_tensors": 1,
+    "num_bytes": 4,
+    "nonfinite": 0,
+    "tensors": {"weight": ["00" * 8, "float32", [1]]},
+}
+GOOD_CAPTURE = {"optimizer": "Own", "requested": True, "groups": [{"captured": True, "replays": 3, "more": []}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({**GOOD_STATE, "part": 5}, "StateEntry.part is 5 (int)"),
+        ({**GOOD_STATE, "num_bytes": "4"}, "num_bytes is '4' (str)"),
+        ({**GOOD_STATE, "tensors": {"weight": [1, "float32", [1]]}}, "tensors.weight[0] is 1 (int)"),
+        ({"kind": "state", "part": "model"}, "lacks digest"),
+        ({"kind": "phases", "phases": [{"name": 5, "begin_ns": 1, "end_ns": 2}]}, "name is 5 (int)"),
+        ({"kind": "fit", "begin_ns": 1.5, "end_ns": 2}, "begin_ns is 1.5 (float)"),
+        ({"kind": "memory", "peak_rss_bytes": "much"}, "peak_rss_bytes is 'much' (str)"),
+        ({"kind": "note", "text": ["x"]}, "text is ['x'] (list)"),
+        ({"kind": "end", "rank": "0"}, "rank is '0' (str)"),
+        ({"kind": "env", "identity": 5}, "identity is 5 (int)"),
+        ({"kind": "capture", "capture": [5]}, "it is of type int"),
+        ({"kind": "capture", "capture": [{**GOOD_CAPTURE, "requested": "yes"}]}, "requested is 'yes' (str)"),
+        ({"kind": "capture", "capture": [{"requested": True}]}, "lacks optimizer"),
+        ({"text": "no kind"}, "it has no kind"),
+        ([1], "it has no kind"),
+        (None, "Expecting value"),
+    ],
+)
+def test_a_journal_line_that_no_record_can_hold_is_dropped_and_noted(tmp_path: Path, line: Any, problem: str) -> None:
+    """The report stays readable, whatever an optimizer or another version of the agent wrote."""
+    lines = [GOOD_STATE, {"kind": "capture", "capture": [GOOD_CAPTURE]}, line, {"kind": "end", "rank": 0}]
+    data = [b"not json" if entry is None else jsonio.dumps(entry) for entry in lines]
+    (tmp_path / "agent-7.jsonl").write_bytes(b"".join(entry + b"\n" for entry in data))
+    (tmp_path / "agent-7.loaded").touch()
+    seen = observe(tmp_path, run=0, process=PROCESS, max_rss_bytes=None)
+    assert seen.agent.num_errors == 1
+    (note,) = seen.notes
+    assert "was dropped" in note
+    assert problem in note
+    for state in seen.states:
+        assert from_plain(State, jsonio.loads(jsonio.dumps(to_plain(state))), Counter()) == state
+    assert [state.part for state in seen.states] == ["model"]
+    assert seen.wall == PROCESS
+
+
+def test_one_bad_capture_report_costs_no_other(tmp_path: Path) -> None:
+    """Each optimizer's report stands for itself, and keys that lucid does not know are ignored."""
+    line = jsonio.dumps({"kind": "capture", "capture": [{"optimizer": 5}, GOOD_CAPTURE]})
+    (tmp_path / "agent-7.jsonl").write_bytes(line + b"\n")
+    seen = observe(tmp_path, run=0, process=PROCESS, max_rss_bytes=None)
+    assert [(report.optimizer, report.groups[0].replays) for report in seen.capture or ()] == [("Own", 3)]
+
+
+def test_a_state_too_large_for_a_line_keeps_its_digest(tmp_path: Path) -> None:
+    """With tens of megabytes of names, single tensors are not named, and the report can be read."""
+    names = {f"{index:0200d}": ["00" * 8, "float32", [1]] for index in range(80_000)}
+    (tmp_path / "agent-7.jsonl").write_bytes(jsonio.dumps({**GOOD_STATE, "tensors": names}) + b"\n")
+    (state,) = observe(tmp_path, run=0, process=PROCESS, max_rss_bytes=None).states
+    assert (state.digest, state.tensors) == ("ab" * 32, {})
+
+
+def test_peak_resident_is_that_of_the_largest_process(tmp_path: Path) -> None:
+    """Of several processes the largest counts, of those that the kernel knows too; of one, its own."""
+    for pid, peak in (("7", 100), ("8", 300)):
+        entries = ({"kind": "memory", "peak_rss_bytes": peak}, {"kind": "end", "begin_ns": int(pid)})
+        (tmp_path / f"agent-{pid}.jsonl").write_bytes(b"".join(jsonio.dumps(entry) + b"\n" for entry in entries))
+    peaks = [observe(tmp_path, run=0, process=PROCESS, max_rss_bytes=kernel) for kernel in (None, 200, 400)]
+    assert [seen.metrics["peak_rss"].value for seen in peaks] == [300, 300, 400]
+    (tmp_path / "agent-8.jsonl").unlink()
+    assert observe(tmp_path, run=0, process=PROCESS, max_rss_bytes=400).metrics["peak_rss"].value == 100
 
 
 @pytest.mark.parametrize(
@@ -246,6 +429,10 @@ def test_a_second_timed_interval_is_refused(everything: Profiled, case: str) -> 
         "state('parameters') was not recorded: the agent takes that part itself; give it another name",
         "no digest of 'metrics': function is of type builtins.builtin_function_or_method, which has no digest",
         "optimizer 0 was given a closure: its step time includes the closure",
+        (
+            "fit() was entered 5 times: only the first interval is the wall; the other 4, 1 of them inside it, changed "
+            "nothing. Put one fit() around all of it, and mark() its phases"
+        ),
     ],
 )
 def test_what_a_reader_has_to_know_is_noted(everything: Profiled, note: str) -> None:

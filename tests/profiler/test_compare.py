@@ -17,6 +17,7 @@ from scipy import stats
 from lucid_profiler import jsonio
 from lucid_profiler.compare import Analysis, Difference, analyze, diff, pair_record, verify_summary
 from lucid_profiler.errors import NotComparableError
+from lucid_profiler.processes import by_run, match
 from lucid_profiler.reader import Report, read_report
 from lucid_profiler.records import (
     AgentHealth,
@@ -29,6 +30,7 @@ from lucid_profiler.records import (
     PairParity,
     Record,
     Run,
+    Slot,
     State,
     Summary,
     Tool,
@@ -327,7 +329,7 @@ def test_native_runs_that_differ_make_parity_undecidable(build: Build) -> None:
     assert (got.parity.difference.part, got.parity.difference.runs) == ("parameters", (0, 4))
     assert got.parity.difference.tensor == "weight"
     assert got.verdict.detail == got.parity.difference.text
-    assert "runs 0 and 4, parameters: process 0: weight is float[]" in got.parity.difference.text
+    assert got.parity.difference.text == "parameters weight: 1.0 in run 0 (native), 1.5 in run 4 (native)"
 
 
 def test_a_pair_that_differs_fails_parity(build: Build) -> None:
@@ -351,13 +353,14 @@ def test_discarded_runs_take_part_in_parity(build: Build) -> None:
 @pytest.mark.parametrize(
     ("run", "value", "expected", "text"),
     [
-        (5, None, "parity_failed", "run 5 did not record it"),
-        (4, None, "undecidable", "run 4 did not record it"),
-        (5, {"weight": 1.0, "bias": 0.0}, "parity_failed", "bias is missing and float[]"),
-        (5, {"bias": 1.0}, "parity_failed", "bias is missing and float[]"),
-        (5, {}, "parity_failed", "(value) is missing and dict[]"),
-        (5, {"weight": -1.0}, "parity_failed", "weight is float[]"),
-        (5, {"weight": 1}, "parity_failed", "and int[]"),
+        (5, None, "parity_failed", "run 5 (captured) did not record part parameters"),
+        (4, None, "undecidable", "run 4 (native) did not record part parameters"),
+        (5, {"weight": 1.0, "bias": 0.0}, "parity_failed", "bias: missing in run 4 (native), 0.0 in run 5 (captured)"),
+        (5, {"bias": 1.0}, "parity_failed", "bias: missing in run 4 (native), 1.0 in run 5 (captured)"),
+        (5, {}, "parity_failed", "(value): missing in run 4 (native), dict[] "),
+        (5, {"weight": -1.0}, "parity_failed", "weight: 1.0 in run 4 (native), -1.0 in run 5 (captured)"),
+        (5, {"weight": 1}, "parity_failed", "weight: 1.0 in run 4 (native), 1 in run 5 (captured)"),
+        (5, {"weight": [1.0]}, "parity_failed", "weight: 1.0 in run 4 (native), missing in run 5 (captured)"),
     ],
 )
 def test_what_one_side_lacks_is_a_difference(run: int, value: Any, expected: str, text: str, build: Build) -> None:
@@ -374,6 +377,134 @@ def test_a_structure_that_differs_is_a_difference(build: Build) -> None:
     assert got.parity.difference is not None
     assert got.parity.difference.tensor is None
     assert "another structure" in got.parity.difference.text
+
+
+def test_values_that_look_alike_are_told_by_their_digests(build: Build) -> None:
+    """NaNs of two payloads, and texts that differ after their sixtieth character, show no equal words."""
+    payload = struct.unpack("<d", struct.pack("<Q", 0x7FF8_0000_0000_0001))[0]
+    for values in ((math.nan, payload), ("x" * 70 + "a", "x" * 70 + "b")):
+        states: dict[int, Any] = {run: {"loss": values[0]} for run in range(14)}
+        got = analyze(build(states={**states, 5: {"loss": values[1]}}))
+        assert got.parity.difference is not None
+        words = got.parity.difference.text.removeprefix("parameters loss: ").split(", ")
+        assert len({word.split(" in run")[0] for word in words}) == 2
+
+
+def test_with_one_base_run_a_difference_is_no_proof(build: Build) -> None:
+    """A single native run shows no repetition, so the code says that; a second one, discarded too, does."""
+    report = build(FASTER[:1], states={3: {"weight": 2.0}})
+    assert decision(analyze(report)) == ("parity_failed", "states_differ")
+    single = replace(report, runs=report.runs[2:], pairs=report.pairs[1:])
+    assert analyze(single).parity.num_base_runs == 1
+    assert decision(analyze(single)) == ("parity_failed", "base_not_repeated")
+
+
+def test_a_part_that_is_missing_comes_after_one_that_differs(build: Build, make_state: Callable[..., State]) -> None:
+    """A difference that was seen is named before a part that one run did not record, whatever their order is."""
+    report = build(states={5: None})
+    assert decision(analyze(report)) == ("parity_failed", "part_not_recorded")
+    extra = [make_state(run, run == 7, part="own_part") for run in range(14)]
+    both = replace(report, states=(*report.states, *extra))
+    got = analyze(both)
+    assert decision(got) == ("parity_failed", "states_differ")
+    assert got.verdict.detail == "own_part (value): False in run 6 (native), True in run 7 (captured)"
+    pair = pair_record(both, both.runs[6], both.runs[7])
+    assert pair.parity.difference == got.verdict.detail
+
+
+def _in_processes(make_state: Callable[..., State], run: int, values: Sequence[Any], **rank: Any) -> list[State]:
+    return [
+        replace(
+            make_state(run, {"weight": value, "shared": 0.5}, process=process),
+            rank=process if rank.get("ranked") else None,
+        )
+        for process, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((1.0, 2.0, 3.0), None),
+        ((3.0, 1.0, 2.0), None),
+        ((2.0, 1.0, 3.0), None),
+        (
+            (4.0, 3.0, 1.0),
+            "parameters weight: 2.0 in run 4 (native) process 1, 4.0 in run 5 (captured) process 0",
+        ),
+        ((3.0, 1.0), "parameters: recorded by 3 processes of run 4 (native), 2 processes of run 5 (captured)"),
+        ((3.0,), "parameters: recorded by 3 processes of run 4 (native), 1 process of run 5 (captured)"),
+        (
+            (3.0, 1.0, 2.0, 2.0),
+            "parameters: recorded by 3 processes of run 4 (native), 4 processes of run 5 (captured)",
+        ),
+        ((1.0, 1.0, 2.0), "parameters weight: 3.0 in run 4 (native) process 2, 1.0 in run 5 (captured) process 1"),
+    ],
+)
+def test_processes_without_ranks_are_a_set(
+    build: Build, make_state: Callable[..., State], values: Sequence[float], text: str | None
+) -> None:
+    """Equal sets are equal in any order; of one that differs, the process that differs is named."""
+    report = build(FASTER[:3])
+    states = [
+        state for run in range(8) for state in _in_processes(make_state, run, values if run == 5 else (1.0, 2.0, 3.0))
+    ]
+    got = analyze(replace(report, states=tuple(states)))
+    assert got.parity.status == ("different" if text else "equal")
+    assert (got.parity.difference.text if got.parity.difference else None) == text
+
+
+def test_processes_with_ranks_are_compared_by_rank(build: Build, make_state: Callable[..., State]) -> None:
+    """What two ranks have exchanged is a difference, and the rank names the process."""
+    report = build(FASTER[:3])
+    states = [
+        state
+        for run in range(8)
+        for state in _in_processes(make_state, run, (2.0, 1.0) if run == 5 else (1.0, 2.0), ranked=True)
+    ]
+    got = analyze(replace(report, states=tuple(states)))
+    assert got.parity.difference is not None
+    assert got.parity.difference.text == (
+        "parameters weight: 1.0 in run 4 (native) process 0, 2.0 in run 5 (captured) process 0"
+    )
+    unranked = [replace(state, rank=None) if state.run == 5 else state for state in states]
+    assert analyze(replace(report, states=tuple(unranked))).parity.status == "equal"
+
+
+def test_a_process_that_differs_is_matched_by_its_parts(build: Build, make_state: Callable[..., State]) -> None:
+    """The process with most equal parts is the counterpart, although another one has its number."""
+    report = build(FASTER[:3])
+
+    def processes(run: int, order: Sequence[int], losses: Sequence[float]) -> list[State]:
+        kinds = [({"weight": float(kind)}, {"loss": losses[kind]}) for kind in order]
+        return [
+            make_state(run, value, part=part, process=process)
+            for process, both in enumerate(kinds)
+            for part, value in zip(("parameters", "losses"), both, strict=True)
+        ]
+
+    states = [
+        state
+        for run in range(8)
+        for state in (processes(run, (1, 0), (7.0, 9.0)) if run == 5 else processes(run, (0, 1), (7.0, 8.0)))
+    ]
+    got = analyze(replace(report, states=tuple(states)))
+    assert got.parity.parts["parameters"].status == "equal"
+    assert got.verdict.detail == "losses loss: 8.0 in run 4 (native) process 1, 9.0 in run 5 (captured) process 0"
+
+
+@given(st.permutations(range(5)), st.permutations(range(5)))
+@settings(max_examples=30, deadline=None)
+def test_the_numbers_of_processes_never_matter(first: list[int], second: list[int]) -> None:
+    """Any two numberings of the same processes match each process with its equal."""
+    runs = [
+        by_run(
+            State(run=0, process=number, part="p", digest=str(kind), num_tensors=0, num_bytes=0, strides_digest="")
+            for number, kind in enumerate(order)
+        )[0]
+        for order in (first, second)
+    ]
+    assert {(first[a or 0], second[b or 0]) for a, b in match(*runs)} == {(kind, kind) for kind in range(5)}
 
 
 def test_parts_processes_and_repeats_are_all_compared(build: Build, make_state: Callable[..., State]) -> None:
@@ -514,6 +645,30 @@ def test_a_summary_that_says_something_else_is_found(build: Build, tmp_path: Pat
     assert verify_summary(replace(report, summary=None)) == ["summary: missing"]
 
 
+def test_the_end_agrees_with_the_runs(build: Build, make_header: Callable[..., Header]) -> None:
+    """Complete is every planned run, each ok; failed and interrupted need something that went wrong or is missing."""
+    report = build()
+    slots = tuple(Slot(slot=run.run, pair=run.pair, arm=run.arm) for run in report.runs)
+    header = make_header(slots=slots)
+    failed = (*report.runs[:-1], replace(report.runs[-1], status="failed"))
+    whole, short = report.runs, report.runs[:-1]
+    expected: list[tuple[Any, Any, bool]] = [
+        ("complete", whole, True),
+        ("complete", short, False),
+        ("complete", failed, False),
+        ("failed", failed, True),
+        ("failed", whole, False),
+        ("failed", short, False),
+        ("interrupted", short, True),
+        ("interrupted", failed, True),
+        ("interrupted", whole, False),
+    ]
+    for status, runs, is_sound in expected:
+        ended = replace(report, header=header, runs=runs, pairs=(), end=End(status=status, num_records=1))
+        problems = [text for text in verify_summary(ended) if text.startswith("end.status")]
+        assert bool(problems) is not is_sound, (status, len(runs))
+
+
 def test_another_machines_logarithm_is_no_difference(build: Build, tmp_path: Path) -> None:
     """A last digit that another library rounds otherwise is accepted."""
     report = with_summary(build(), tmp_path / "a.jsonl")
@@ -610,7 +765,7 @@ def test_the_effects_are_compared_and_not_the_seconds(build: Build) -> None:
     assert (row.change, got.decision) == ("better", "better")
     assert got.canary is not None
     assert got.canary.interval.difference == pytest.approx(math.log(2))
-    assert not got.canary.is_quiet
+    assert (got.canary.is_quiet, got.canary.is_certain) == (False, True)
     assert compare(build(b_values), a).decision == "worse"
 
 

@@ -324,3 +324,52 @@ def test_the_module_needs_neither_torch_nor_numpy() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert out.stdout.strip() == digest_state({"lr": 0.1, "x": [1, None]}).digest
+
+
+class _Loud(int):
+    def __repr__(self) -> str:
+        raise ValueError("own")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.1000000001, "0.1000000001"),
+        (-0.0, "-0.0"),
+        (3, "3"),
+        (True, "True"),
+        (None, "None"),
+        (1 - 2j, "(1-2j)"),
+        ("a'b", repr("a'b")),
+        ("x" * 61, "'" + "x" * 58 + "…"),
+        ("x" * 10**6, "'" + "x" * 58 + "…"),
+        (10**40, str(10**40)),
+        (math.nan, "nan"),
+    ],
+)
+def test_plain_values_are_shown_in_sixty_characters(value: Any, shown: str) -> None:
+    """Numbers, texts and None are kept as Python writes them, bounded."""
+    assert digest_state({"value": value}).values == {"value": shown}
+    assert len(shown) <= 60
+
+
+def test_an_integer_that_python_refuses_to_write_is_shown_in_hex() -> None:
+    """Beyond 4,300 decimal digits Python raises; the digest and the script go on."""
+    assert digest_state({"value": 16**5000}).values == {"value": "0x1" + "0" * 56 + "…"}
+
+
+def test_a_subclass_is_shown_in_the_builtins_words() -> None:
+    """What a subclass of int says of itself, or raises, is never asked for."""
+    assert digest_state({"value": _Loud(7)}).values == {"value": "7"}
+
+
+def test_only_plain_values_are_shown() -> None:
+    """Tensors, arrays, bytes and empty containers have a digest alone."""
+    state = {"a": torch.ones(2), "b": np.float32(1), "c": b"x", "d": {}, "e": [], "f": (), "lr": 0.1}
+    assert digest_state(state).values == {"lr": "0.1"}
+
+
+def test_the_number_of_values_is_bounded() -> None:
+    """A long list of losses does not fill the report twice."""
+    digest = digest_state([0.5] * 10_001)
+    assert (len(digest.tensors), len(digest.values)) == (10_001, 10_000)

@@ -1,5 +1,6 @@
 import dataclasses
 import errno
+import gzip
 import hashlib
 import io
 import json
@@ -117,6 +118,30 @@ def test_the_first_format_is_read_and_written_for_good(path: Path, records: list
     report = read_report(golden, allow_partial=False)
     assert [same_bits(record) for record in flat(report)] == [same_bits(record) for record in records]
     assert write_all(path, records) == golden.read_bytes()
+
+
+def test_fields_added_since_are_written_only_where_they_say_something(path: Path, records: list[Record]) -> None:
+    """Rank and values come back, rank 0 too; without them the bytes are those of the first files."""
+    state = next(record for record in records if isinstance(record, State))
+    full = dataclasses.replace(state, rank=0, values={"lr": "0.1"})
+    data = write_all(path, [records[0], full])
+    assert flat(read_report(path))[1] == full
+    assert (parsed(data)[1]["rank"], parsed(data)[1]["values"]) == (0, {"lr": "0.1"})
+    path.unlink()
+    assert not {"rank", "values"} & parsed(write_all(path, [records[0], state]))[1].keys()
+
+
+def test_a_single_bad_line_is_told_once(path: Path, good: bytes) -> None:
+    """A file of one line that is no record names the line and what is wrong with it, each once."""
+    error = refusal(path, b"this is no report")
+    assert str(error).count("line 1") == 1
+    assert error.message.startswith("there is no whole header: the line cannot be read: ")
+
+
+def test_a_compressed_report_is_named(path: Path, good: bytes) -> None:
+    """Gzip is called by its name, with what to do."""
+    error = refusal(path, gzip.compress(good))
+    assert error.message == "the file is compressed with gzip; decompress it first, with gunzip or zcat"
 
 
 def test_a_report_cut_at_any_byte_gives_what_is_whole(path: Path, records: list[Record], good: bytes) -> None:

@@ -1,100 +1,34 @@
-"""The `lucid` command: its groups, and the one place where errors become exit codes."""
+"""The `lucid` command; importing this package loads nothing else, so that Ctrl-C is quiet from the beginning."""
 
-import importlib
+import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import click
-
-from lucid_cli.command import CannotStartError
-from lucid_profiler.errors import EnvironmentUnusableError, NotComparableError, ReportError
+if TYPE_CHECKING:
+    from lucid_cli.app import cli
 
 __all__ = ["__version__", "cli", "main"]
 __version__ = "0.1.0"
 
-
-class _LazyGroup(click.Group):
-    """A group whose commands are imported when they are needed.
-
-    Args:
-        modules: by command name, the module of `lucid_cli.commands` that has a click command called `command`.
-    """
-
-    def __init__(self, *, modules: Mapping[str, str], **settings: object) -> None:
-        super().__init__(**settings)  # type: ignore[arg-type]
-        self._modules = modules
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(self._modules)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        if cmd_name not in self._modules:
-            return None
-        module = importlib.import_module(f"lucid_cli.commands.{self._modules[cmd_name]}")
-        command: click.Command = module.command
-        return command
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="%(prog)s %(version)s")
-def cli() -> None:
-    """Measure whether a training run became faster, and whether not one bit of it changed."""
-
-
-cli.add_command(
-    _LazyGroup(
-        name="profile",
-        help="Run a training command natively and captured, in pairs of fresh processes.",
-        modules={"run": "profile_run"},
-    )
-)
-cli.add_command(
-    _LazyGroup(
-        name="report",
-        help="Show, compare and check reports.",
-        modules={"show": "report_show", "diff": "report_diff", "validate": "report_validate"},
-    )
-)
+_INTERRUPTED = 130
 
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
-    sys.exit(_run(sys.argv[1:]))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Wherever it comes, also while modules are imported. A command with something to clear up catches it itself.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    from lucid_cli import app, output  # noqa: PLC0415 - they take a third of a second
+
+    exit_code = app.run(sys.argv[1:])
+    output.flush()
+    sys.exit(exit_code)
 
 
-def _run(args: Sequence[str]) -> int:
-    try:
-        result = cli.main(args=list(args), prog_name="lucid", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return 130
-    except SystemExit:
-        # click ends the process itself in one case: nobody reads the help that it prints.
-        return 0
-    except Exception as error:
-        exit_code = _exit_code(error)
-        if exit_code is None:
-            raise
-        _say(str(error) if not isinstance(error, OSError) else _os_error(error))
-        return exit_code
-    return result if isinstance(result, int) else 0
+def __getattr__(name: str) -> Any:
+    if name == "cli":
+        from lucid_cli.app import cli  # noqa: PLC0415 - see main
 
-
-def _exit_code(error: Exception) -> int | None:
-    """Return the exit code of an error that lucid knows; None for a fault of lucid itself."""
-    if isinstance(error, CannotStartError):
-        return error.exit_code
-    codes = {ReportError: 7, NotComparableError: 5, EnvironmentUnusableError: 9, OSError: 9}
-    return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
-
-
-def _os_error(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or error}"
-
-
-def _say(message: str) -> None:
-    click.echo(f"Error: {message}", err=True)
+        return cli
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

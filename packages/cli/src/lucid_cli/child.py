@@ -1,23 +1,27 @@
 """One measured process: started as typed in a session of its own, drained, awaited, and its group cleared away."""
 
+import math
 import os
 import resource
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty
 from typing import IO, Literal
 
+from lucid_cli.command import cannot_start
+from lucid_cli.descendants import children, death_signal, end_orphans, wait_for_orphans
 from lucid_cli.drain import Drain
 from lucid_cli.interrupts import Interrupts
 
 INTERRUPT_GRACE_S = 30.0  # for a program that saves its work when it is interrupted
 TIMEOUT_GRACE_S = 2.0
 DRAIN_GRACE_S = 1.0
+_LONGEST_WAIT_S = 3600.0  # a queue refuses to wait for centuries
 
 __all__ = ["DRAIN_GRACE_S", "INTERRUPT_GRACE_S", "TIMEOUT_GRACE_S", "Ended", "run_child"]
 
@@ -33,7 +37,9 @@ class Ended:
         signal: name of that signal.
         ending: what made it end; a status that exists counts before a limit that ran out.
         max_rss_bytes: the kernel's high-water mark; None when it is not above lucid's own, which it starts from.
-        left_processes: whether processes it had started kept its output open and were killed.
+        outlived: names of the processes it had started that went on after its end and were ended.
+        unended: names of those that could not be ended.
+        held_output: whether somebody kept its output open after its end.
     """
 
     returncode: int | None
@@ -45,7 +51,9 @@ class Ended:
     stdout_bytes: int
     stderr_bytes: int
     output_tail: str
-    left_processes: bool
+    outlived: tuple[str, ...]
+    unended: tuple[str, ...]
+    held_output: bool
 
 
 def run_child(
@@ -56,6 +64,7 @@ def run_child(
     timeout_s: float | None = None,
     stdin: IO[bytes] | None = None,
     copy_output: bool = False,
+    on_start: Callable[[], None] | None = None,
 ) -> Ended:
     """Run a command to its end.
 
@@ -66,54 +75,110 @@ def run_child(
         timeout_s: seconds after which the group is ended.
         stdin: what the command reads, from its beginning if it is a file; None for nothing.
         copy_output: also copy what the command prints to lucid's standard error.
+        on_start: called once the command runs; if it raises, the command is ended.
 
     Raises:
-        OSError: the command cannot be started.
+        CannotStartError: the command cannot be started.
     """
     own_max_rss = _max_rss_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     if stdin is not None and stdin.seekable():
         stdin.seek(0)
-    begin_ns = time.monotonic_ns()
-    process = subprocess.Popen(  # noqa: S603 - running what the user typed is the purpose
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL if stdin is None else stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
-    )
-    drain = Drain(process.stdout, process.stderr, copy_output=copy_output)
-    ends_ns: list[int] = []
-    waiter = threading.Thread(target=_wait_for_end, args=(process.pid, interrupts, ends_ns), daemon=True)
-    waiter.start()
-    ending = _await(process.pid, interrupts, timeout_s=timeout_s)
-    waiter.join()
-    finished = drain.join(DRAIN_GRACE_S)
-    # The process is still a zombie, so its number cannot belong to another group yet.
-    _signal_group(process.pid, signal.SIGKILL)
-    if not finished:
-        drain.stop()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    code = process.returncode
-    max_rss = _max_rss_bytes(usage.ru_maxrss)
+    with _Child(command, env, stdin=stdin) as child, child.drain(copy_output=copy_output) as drain:
+        if on_start is not None:
+            on_start()
+        ending, end_ns = _follow(child.pid, interrupts, timeout_s=timeout_s)
+        finished = child.settle(drain)
+    code = child.returncode
+    max_rss = _max_rss_bytes(child.usage.ru_maxrss)
     return Ended(
         returncode=code if code >= 0 else None,
         signal=_signal_name(-code) if code < 0 else None,
         ending=ending,
-        begin_ns=begin_ns,
-        end_ns=ends_ns[0],
+        begin_ns=child.begin_ns,
+        end_ns=end_ns,
         max_rss_bytes=max_rss if max_rss > own_max_rss else None,
         stdout_bytes=drain.stdout_bytes,
         stderr_bytes=drain.stderr_bytes,
         output_tail=drain.tail(),
-        left_processes=not finished,
+        outlived=tuple(sorted(child.outlived.values())),
+        unended=tuple(sorted(child.unended.values())),
+        held_output=not finished,
     )
 
 
+class _Child:
+    """A process from its start to its end: however the block is left, its group is killed and it is reaped.
+
+    What it leaves behind outside its group is ended too where lucid adopts orphans.
+    """
+
+    returncode: int
+    usage: resource.struct_rusage
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], *, stdin: IO[bytes] | None) -> None:
+        self.outlived: dict[int, str] = {}
+        self.unended: dict[int, str] = {}
+        # Whatever was lucid's child before does not belong to the run: a shell may exec lucid beside its own jobs.
+        before = children()
+        self.begin_ns = time.monotonic_ns()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - running what the user typed is the purpose
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+                preexec_fn=death_signal(),  # noqa: PLW1509 - None where lucid has another thread
+            )
+        except OSError as error:
+            raise cannot_start(command[0], error) from error
+        self.pid = self._process.pid
+        self._spared = {*before, self.pid}
+
+    def drain(self, *, copy_output: bool) -> Drain:
+        """Return what reads the two pipes from now on, and closes them."""
+        return Drain(self._process.stdout, self._process.stderr, copy_output=copy_output)
+
+    def settle(self, drain: Drain) -> bool:
+        """Give what the process has left behind a moment to end; return whether its output has ended."""
+        deadline = time.monotonic() + DRAIN_GRACE_S
+        finished = drain.join(DRAIN_GRACE_S)
+        self.outlived = wait_for_orphans(self._spared, timeout_s=deadline - time.monotonic())
+        return finished
+
+    def __enter__(self) -> "_Child":  # noqa: PYI034 - typing.Self is newer than the oldest Python supported
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # The process is not reaped yet, so its number cannot belong to another group.
+        _signal_group(self.pid, signal.SIGKILL)
+        _pid, status, self.usage = os.wait4(self.pid, 0)
+        self._process.returncode = self.returncode = os.waitstatus_to_exitcode(status)
+        killed, self.unended = end_orphans(self._spared)
+        self.outlived = {pid: name for pid, name in {**self.outlived, **killed}.items() if pid not in self.unended}
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _follow(pid: int, interrupts: Interrupts, *, timeout_s: float | None) -> tuple[Ending, int]:
+    """Wait for the end; return what made the process end, and when that was on the monotonic clock."""
+    ends_ns: list[int] = []
+    waiter = threading.Thread(target=_wait_for_end, args=(pid, interrupts, ends_ns), daemon=True)
+    waiter.start()
+    ending = _await(pid, interrupts, timeout_s=timeout_s)
+    waiter.join()
+    return ending, ends_ns[0]
+
+
 def _wait_for_end(pid: int, interrupts: Interrupts, ends_ns: list[int]) -> None:
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        # Reaped already: an error ended the run before the process did.
+        return
     ends_ns.append(time.monotonic_ns())
     interrupts.events.put("ended")
 
@@ -123,10 +188,12 @@ def _await(pid: int, interrupts: Interrupts, *, timeout_s: float | None) -> Endi
     ending: Ending = "by_itself"
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        remaining = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            event = interrupts.events.get(timeout=remaining)
+            event = interrupts.events.get(timeout=min(remaining, _LONGEST_WAIT_S))
         except Empty:
+            if deadline is None or time.monotonic() < deadline:
+                continue
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
                 deadline = None
             elif ending == "by_itself":

@@ -1,4 +1,4 @@
-"""Keeps a process's two output pipes empty, counts their bytes, and remembers only the end of what they said."""
+"""Keeps a process's two output pipes empty, counts their bytes, and remembers the end of what each said."""
 
 import os
 import selectors
@@ -8,10 +8,19 @@ from contextlib import suppress
 from typing import IO
 
 TAIL_BYTES = 4096
+_STDERR_BYTES = 3072  # the reason of a failure stands there; either stream may use what the other leaves
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.1
 
+_HEADINGS = ("--- standard output ---\n", "--- standard error ---\n")
+
 __all__ = ["TAIL_BYTES", "Drain"]
+
+
+def _end(data: bytes, size: int) -> str:
+    """Return as much of the end of `data` as fits into `size` bytes of UTF-8."""
+    text = data.decode("utf-8", "replace").encode()
+    return text[max(0, len(text) - size) :].decode("utf-8", "ignore")
 
 
 class Drain:
@@ -26,12 +35,18 @@ class Drain:
     def __init__(self, stdout: IO[bytes] | None, stderr: IO[bytes] | None, *, copy_output: bool) -> None:
         self.stdout_bytes = 0
         self.stderr_bytes = 0
-        self._tail = bytearray()
+        self._tails = {"stdout": bytearray(), "stderr": bytearray()}
         self._pipes = {"stdout": stdout, "stderr": stderr}
         self._copy_to = sys.stderr.fileno() if copy_output and sys.stderr is not None else None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> "Drain":  # noqa: PYI034 - typing.Self is newer than the oldest Python supported
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def join(self, timeout_s: float) -> bool:
         """Wait until both pipes have ended; return whether they have."""
@@ -44,8 +59,17 @@ class Drain:
         self._thread.join()
 
     def tail(self) -> str:
-        """Return the last 4 KiB of both streams as they came in, undecodable bytes replaced."""
-        return self._tail.decode("utf-8", "replace")
+        """Return the end of what was printed: at most 4 KiB of UTF-8, undecodable bytes replaced.
+
+        If both streams said something, each has a line with its name above it, and standard error is the last.
+        """
+        stdout, stderr = (bytes(tail) for tail in self._tails.values())
+        if not stdout or not stderr:
+            return _end(stdout or stderr, TAIL_BYTES)
+        room = TAIL_BYTES - len(_HEADINGS[0] + _HEADINGS[1]) - 1
+        out = _end(stdout, max(room - _STDERR_BYTES, room - len(_end(stderr, room).encode())))
+        out += "" if out.endswith("\n") else "\n"
+        return _HEADINGS[0] + out + _HEADINGS[1] + _end(stderr, room + 1 - len(out.encode()))
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -68,8 +92,8 @@ class Drain:
             self.stdout_bytes += len(data)
         else:
             self.stderr_bytes += len(data)
-        self._tail += data
-        del self._tail[:-TAIL_BYTES]
+        self._tails[name] += data
+        del self._tails[name][:-TAIL_BYTES]
         if self._copy_to is not None:
             with suppress(OSError):
                 os.write(self._copy_to, data)

@@ -6,13 +6,13 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 __all__ = ["Interrupts"]
 
 
 class Interrupts:
-    """While entered, SIGINT, SIGTERM and SIGHUP become entries of `events` instead of ending lucid.
+    """While entered, SIGINT, SIGTERM, SIGHUP and SIGQUIT become entries of `events` instead of ending lucid.
 
     A signal that lucid was started with ignored stays ignored, as `nohup` and background jobs expect. SIGCHLD is set
     to its default, because the kernel keeps no exit status for a parent that ignores it.

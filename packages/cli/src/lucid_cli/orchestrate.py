@@ -3,7 +3,8 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import IO, Literal, Protocol
 
 import lucid_profiler
 from lucid_cli.child import Ended, run_child
-from lucid_cli.command import cannot_start
+from lucid_cli.descendants import adopting_orphans
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.recorder import Recorder
 from lucid_profiler.collect import Observation, observe
@@ -54,47 +55,88 @@ class Observer(Protocol):
         """Take note of a run."""
 
 
-def run_experiment(plan: Plan, recorder: Recorder, *, interrupts: Interrupts, observer: Observer) -> Status:
+def run_experiment(
+    plan: Plan, begin: Callable[[], Recorder], *, interrupts: Interrupts, observer: Observer
+) -> tuple[Status, Recorder | None]:
     """Fill the slots one after the other; stop at a signal, and at a failed run unless the plan keeps going.
 
+    Args:
+        plan: what to run.
+        begin: opens the report; called when the first run has started, so that a command that cannot be started
+            costs no report.
+        interrupts: signals to lucid.
+        observer: is told about each run.
+
+    Returns:
+        How it went, and what wrote the report; None if a signal came before the first run.
+
     Raises:
-        CannotStartError: the first run could not be started.
+        CannotStartError: a run could not be started.
         OSError: the report cannot be written, or no directory can be made for a run.
     """
+    with adopting_orphans():
+        return _fill_slots(plan, _Beginning(begin), interrupts=interrupts, observer=observer)
+
+
+class _Beginning:
+    """Opens the report at the first call."""
+
+    def __init__(self, begin: Callable[[], Recorder]) -> None:
+        self._begin = begin
+        self.recorder: Recorder | None = None
+
+    def __call__(self) -> None:
+        if self.recorder is None:
+            self.recorder = self._begin()
+
+
+def _fill_slots(
+    plan: Plan, beginning: _Beginning, *, interrupts: Interrupts, observer: Observer
+) -> tuple[Status, Recorder | None]:
     arms = {arm.name: arm for arm in plan.arms}
     status: Status = "complete"
     for slot in plan.slots:
         if interrupts.first is not None:
-            return "interrupted"
+            return "interrupted", beginning.recorder
         run_dir = Path(tempfile.mkdtemp(prefix="lucid-"))
         try:
-            run, observation = _run_slot(plan, slot, arms[slot.arm], run_dir=run_dir, interrupts=interrupts)
+            run, observation = _run_slot(
+                plan, slot, arms[slot.arm], run_dir=run_dir, interrupts=interrupts, on_start=beginning
+            )
         finally:
             shutil.rmtree(run_dir, ignore_errors=True)
-        recorder.add_run(run, observation)
+        if beginning.recorder is not None:
+            beginning.recorder.add_run(run, observation)
         observer.ended(slot, run)
         if run.status == "interrupted":
-            return "interrupted"
+            status = "interrupted"
+            break
         if run.status != "ok":
             status = "failed"
             if not plan.keep_going:
-                return status
-    return status
+                break
+    return status, beginning.recorder
 
 
-def _run_slot(plan: Plan, slot: Slot, arm: Arm, *, run_dir: Path, interrupts: Interrupts) -> tuple[Run, Observation]:
+def _run_slot(
+    plan: Plan,
+    slot: Slot,
+    arm: Arm,
+    *,
+    run_dir: Path,
+    interrupts: Interrupts,
+    on_start: Callable[[], None],
+) -> tuple[Run, Observation]:
     started = utc_now()
-    try:
-        ended = run_child(
-            plan.command,
-            child_env(os.environ, arm, run_dir),
-            interrupts=interrupts,
-            timeout_s=plan.timeout_s,
-            stdin=plan.stdin,
-            copy_output=plan.copy_output,
-        )
-    except OSError as error:
-        raise cannot_start(plan.command[0], error) from error
+    ended = run_child(
+        plan.command,
+        child_env(os.environ, arm, run_dir),
+        interrupts=interrupts,
+        timeout_s=plan.timeout_s,
+        stdin=plan.stdin,
+        copy_output=plan.copy_output,
+        on_start=on_start,
+    )
     process = Wall(source="process", begin_ns=ended.begin_ns, end_ns=ended.end_ns)
     observation = observe(run_dir, run=slot.slot, process=process, max_rss_bytes=ended.max_rss_bytes)
     return _run_record(slot, ended, observation, started=started), observation
@@ -130,9 +172,24 @@ def _status(ended: Ended) -> RunStatus:
 
 
 def _process_notes(ended: Ended) -> Sequence[str]:
-    if ended.left_processes:
-        return ("processes that the command had started kept its output open after its end and were killed",)
-    return ()
+    notes = []
+    if ended.outlived:
+        notes.append(f"{_counted(ended.outlived)} outlived the command and {_was(ended.outlived)} ended")
+    if ended.unended:
+        notes.append(f"{_counted(ended.unended)} outlived the command and could not be ended")
+    if ended.held_output and not notes:
+        notes.append("its output was kept open after its end; the rest of its process group was killed")
+    return notes
+
+
+def _counted(names: Sequence[str]) -> str:
+    noun = "process" if len(names) == 1 else "processes"
+    by_name = [f"{num} {name}" if num > 1 else name for name, num in Counter(names).items()]
+    return f"{len(names)} {noun} ({', '.join(by_name)})"
+
+
+def _was(names: Sequence[str]) -> str:
+    return "was" if len(names) == 1 else "were"
 
 
 def child_env(base: Mapping[str, str], arm: Arm, run_dir: Path) -> dict[str, str]:

@@ -3,11 +3,12 @@
 import os
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 # What to print where the encoding of the output lacks a character.
 _PLAIN = str.maketrans({"…": "...", "µ": "u"})
 
-__all__ = ["printable", "warn", "write_result"]
+__all__ = ["flush", "printable", "say", "warn", "write_result"]
 
 
 def printable(text: str, encoding: str | None) -> str:
@@ -33,15 +34,45 @@ def write_result(text: str) -> None:
         sys.stdout.write(printable(text, sys.stdout.encoding))
         sys.stdout.flush()
     except OSError as error:
-        # What is still buffered must not fail once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             raise OSError(error.errno, error.strerror, "standard output") from error
 
 
-def warn(text: str, *, kind: str = "Warning") -> None:
+def say(text: str) -> None:
     """Write one line to standard error; where nobody reads it, nothing happens."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(printable(f"{text}\n", sys.stderr.encoding))
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _discard(sys.stderr)
+
+
+def warn(text: str, *, kind: str = "Warning") -> None:
+    """Write one line with its kind to standard error; where nobody reads it, nothing happens."""
+    say(f"{kind}: {text}")
+
+
+def flush() -> None:
+    """Write out what others have left in the buffers; what cannot be written is dropped."""
+    _flush(sys.stdout)
+    _flush(sys.stderr)
+
+
+def _flush(stream: TextIO | None) -> None:
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Let a stream end in nothing: what it still holds must not fail once more when the interpreter ends."""
     with suppress(OSError, ValueError):
-        if sys.stderr is not None:
-            sys.stderr.write(printable(f"{kind}: {text}\n", sys.stderr.encoding))
-            sys.stderr.flush()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

@@ -1,10 +1,8 @@
 """What standard error shows while an experiment runs: one plain line a run, and why one failed."""
 
-import sys
-from contextlib import suppress
 from statistics import mean
 
-from lucid_cli.output import printable
+from lucid_cli.output import say
 from lucid_cli.reporters.words import run_words
 from lucid_profiler.records import Run, Slot
 
@@ -25,7 +23,7 @@ class Progress:
         self._seconds: list[float] = []
 
     def ended(self, slot: Slot, run: Run) -> None:
-        """Print the line of one run, and below it the end of its output if it failed."""
+        """Print the line of one run, and below it the end of its output, standard error last, if it failed."""
         self._seconds.append(run.process_ns / 1e9)
         num_left = self._num_slots - len(self._seconds)
         pair = f"pair {slot.pair}" + (" (discarded)" if slot.discarded else "")
@@ -34,16 +32,10 @@ class Progress:
             line += f"  about {duration(num_left * mean(self._seconds))} left"
         elif run.status != "ok":
             line += f"  {run_words(run)}"
-        self.say(line)
+        say(line)
         if run.status != "ok":
-            for text in run.output_tail.replace("\r", "\n").splitlines()[-_TAIL_LINES:]:
-                self.say(f"  | {text}")
-
-    def say(self, line: str) -> None:
-        """Print a line; a terminal that has gone away does not end the measurement."""
-        with suppress(OSError, ValueError):
-            if sys.stderr is not None:
-                print(printable(line, sys.stderr.encoding), file=sys.stderr, flush=True)  # noqa: T201
+            for text in run.output_tail.splitlines()[-_TAIL_LINES:]:
+                say(f"  | {text}")
 
 
 def duration(seconds: float) -> str:

@@ -67,6 +67,7 @@ def analyze(report: Report) -> Analysis:
         report.states,
         base_runs=[run.run for run in report.runs if run.arm == base and run.status == "ok"],
         pairs=[pair.runs for pair in pairs if not _failures(pair, runs)],
+        arms={run.run: run.arm for run in report.runs},
     )
     return Analysis(
         base=base,
@@ -98,9 +99,9 @@ def included_pairs(report: Report) -> list[tuple[Run, Run]]:
 
 def pair_record(report: Report, base: Run, other: Run) -> Pair:
     """Return the record of the pair that two runs make; the report need only hold their states."""
-    runs = (base.run, other.run)
+    runs, arms = (base.run, other.run), {base.run: base.arm, other.run: other.arm}
     flags = [f"{run.status}:{run.run}" for run in (base, other) if run.status != "ok"]
-    status, difference = ("not_observed", None) if flags else first_state_difference(report.states, runs)
+    status, difference = ("not_observed", None) if flags else first_state_difference(report.states, runs, arms)
     if base.discarded or other.discarded:
         flags.insert(0, "discarded")
     return Pair(
@@ -125,11 +126,28 @@ def verify_summary(report: Report) -> list[str]:
             found.append(f"pair {pair.pair}: one of its runs {pair.runs[0]} and {pair.runs[1]} is missing")
     states = sorted({state.run for state in report.states} - runs.keys())
     found += [f"state of run {run}: there is no such run" for run in states]
+    found += _check_end(report)
     if report.summary is not None:
         found += _differences(_plain(analyze(report)), report.summary.analysis, "summary")
     elif report.complete:
         found.append("summary: missing")
     return found
+
+
+def _check_end(report: Report) -> list[str]:
+    """Return what the end says that the runs do not bear out: complete is every planned run, and each of them ok."""
+    if report.end is None:
+        return []
+    status, num_failed = report.end.status, sum(run.status != "ok" for run in report.runs)
+    missing = {slot.slot for slot in report.header.slots} - {run.run for run in report.runs}
+    if status == "complete" and (num_failed or missing):
+        counted = f"{len(missing)} planned runs are missing" if missing else f"{num_failed} runs are not ok"
+        return [f"end.status: says 'complete', but {counted}"]
+    if status == "failed" and not num_failed:
+        return ["end.status: says 'failed', but every run is ok"]
+    if status == "interrupted" and report.header.slots and not (num_failed or missing):
+        return ["end.status: says 'interrupted', but every planned run is there and ok"]
+    return []
 
 
 def _arms(report: Report) -> tuple[str, str]:

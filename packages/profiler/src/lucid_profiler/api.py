@@ -28,10 +28,9 @@ def fit() -> AbstractContextManager[None]:
     """Return a context manager around the work that is to be timed.
 
     Under lucid its two ends are the run's wall interval. When CUDA is in use they are taken after a synchronisation of
-    the current device. There is one timed interval in a run. Outside lucid nothing happens.
-
-    Raises:
-        RuntimeError: under lucid, on entering a second interval of the same run, nested or not.
+    the current device. A run has one timed interval: the first outermost one. Entering it again, inside or after the
+    first, changes nothing, and the report notes how often; put one `fit()` around all epochs and `mark()` the phases.
+    It never raises, and outside lucid nothing happens.
     """
     session = _session
     if session is None or not session.active:
@@ -40,7 +39,10 @@ def fit() -> AbstractContextManager[None]:
 
 
 def mark(name: str) -> None:
-    """Say that the run is in the phase `name` from here on, until the next mark or the end of the process."""
+    """Say that the run is in the phase `name` from here on, until the next mark or the end of the process.
+
+    A name is a text of 1 to 200 characters; the report notes a call with another one. This function never raises.
+    """
     session = _session
     if session is not None and session.active:
         session.mark(name)
@@ -53,7 +55,8 @@ def state(part: str, value: Any) -> None:
     When a part is given more than once, the last value counts. This function never raises.
 
     Args:
-        part: name of the part; "parameters" and "optimizer_state" are taken by the agent itself.
+        part: name of the part, a text of 1 to 200 characters; "parameters" and "optimizer_state" are taken by the agent
+            itself.
         value: a mapping of tensors, numbers and texts, nested or not, a tensor, or an object with `state_dict()`.
     """
     session = _session

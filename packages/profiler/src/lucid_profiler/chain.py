@@ -15,6 +15,7 @@ __all__ = ["MAX_LINE_BYTES", "Line", "read_lines"]
 
 MAX_LINE_BYTES = 64 * 2**20
 _BOM = b"\xef\xbb\xbf"
+_GZIP_START = b"\x1f\x8b"
 _UTF16_STARTS = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{")
 
 
@@ -40,8 +41,8 @@ def read_lines(path: str, stream: BinaryIO) -> Iterator[Line]:
         stream: Its bytes; a leading byte-order mark and CRLF line ends are accepted.
 
     Raises:
-        ReportError: If the file is empty or UTF-16, if a line is too long, if a line before the last cannot be read,
-            or if a line was edited, repeated, moved or taken away.
+        ReportError: If the file is empty, compressed or UTF-16, if a line is too long, if a line before the last
+            cannot be read, or if a line was edited, repeated, moved or taken away.
     """
     lines = _parse_lines(path, stream)
     previous: Line | None = None
@@ -61,6 +62,8 @@ def _parse_lines(path: str, stream: BinaryIO) -> Iterator[Line]:
         raise ReportError(path, None, "the file is empty")
     if raw.startswith(_UTF16_STARTS):
         raise ReportError(path, 1, "the file is UTF-16, reports are UTF-8; it was rewritten by another program")
+    if raw.startswith(_GZIP_START):
+        raise ReportError(path, None, "the file is compressed with gzip; decompress it first, with gunzip or zcat")
     raw = raw.removeprefix(_BOM)
     while raw:
         following = _read_raw(path, number + 1, stream)

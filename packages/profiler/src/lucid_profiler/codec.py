@@ -13,8 +13,16 @@ T = TypeVar("T")
 
 
 def to_plain(record: Any) -> dict[str, Any]:
-    """Return a record's fields as a dict of plain data; lists, tuples and dicts inside may alias the record's."""
-    return {field.name: _plain(getattr(record, field.name)) for field in dataclasses.fields(record)}
+    """Return a record's fields as a dict of plain data; lists, tuples and dicts inside may alias the record's.
+
+    Fields whose metadata say `optional` are left out while they are empty, as a file of an older version lacks them.
+    """
+    fields = {field.name: (field, getattr(record, field.name)) for field in dataclasses.fields(record)}
+    return {
+        name: _plain(value)
+        for name, (field, value) in fields.items()
+        if not (field.metadata.get("optional") and value in (None, {}))
+    }
 
 
 def from_plain(record_type: type[T], data: dict[str, Any], unknown: Counter[str]) -> T:

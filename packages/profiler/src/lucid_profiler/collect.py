@@ -4,19 +4,19 @@ Reads after the processes have ended, so it also works for those that were kille
 digests are not. Nothing is invented: a number that is not known is None with its reason.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lucid_profiler import jsonio
-from lucid_profiler.digest import TensorDigest
+from lucid_profiler.codec import from_plain
+from lucid_profiler.entries import CaptureEntry, EndEntry, EnvEntry, FitEntry, MemoryEntry, NoteEntry, PhasesEntry
 from lucid_profiler.journal import LOADED_SUFFIX
 from lucid_profiler.records import (
     AgentHealth,
-    CaptureGroup,
     CaptureReport,
     Metric,
     Phase,
@@ -24,38 +24,15 @@ from lucid_profiler.records import (
     State,
     Wall,
 )
-from lucid_profiler.ring import StepRecord, StepTrace, read_ring
+from lucid_profiler.ring import StepRecord
+from lucid_profiler.traces import ProcessTrace, canonical_order, have_ranks, read_traces, start_order
 
-__all__ = ["Observation", "ProcessTrace", "observe"]
-
-_NO_STEPS = StepTrace(records=(), num_written=0, num_overwritten=0, num_torn=0, first_begin_ns=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessTrace:
-    """What one process left: its journal entries by kind, in order, and its steps."""
-
-    entries: Mapping[str, tuple[dict[str, Any], ...]]
-    steps: StepTrace
-    faults: tuple[str, ...]
-
-    def last(self, kind: str) -> dict[str, Any]:
-        """Return the last entry of a kind, or an empty one."""
-        found = self.entries.get(kind, ())
-        return found[-1] if found else {}
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Sort key: the rank that torchrun gave, then the time of the first step or start."""
-        end = self.last("end")
-        rank = end.get("rank")
-        begin_ns = end.get("begin_ns") or self.steps.first_begin_ns or 0
-        return (rank if rank is not None else -1, begin_ns)
+__all__ = ["Observation", "observe"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the agents saw of one run; times and peaks are those of the first process."""
+    """What the agents saw of one run; times and device peaks are those of the first process."""
 
     wall: Wall
     metrics: dict[str, Metric]
@@ -79,65 +56,32 @@ def observe(run_dir: Path, *, run: int, process: Wall, max_rss_bytes: int | None
         max_rss_bytes: the kernel's peak for the process, used where no agent has read it; None if it says nothing.
     """
     loaded = any(run_dir.glob(f"agent-*{LOADED_SUFFIX}"))
-    traces = sorted(_read_traces(run_dir), key=lambda trace: trace.order)
-    faults = _start_faults(run_dir)
-    first = traces[0] if traces else ProcessTrace(entries={}, steps=_NO_STEPS, faults=())
+    traces = sorted(read_traces(run_dir), key=start_order)
+    first = traces[0] if traces else ProcessTrace()
     wall = _wall(first, process)
+    capture, faults = _capture(traces)
+    start_faults = _start_faults(run_dir)
+    faults += [*start_faults, *(fault for trace in traces for fault in trace.faults)]
+    phases, env = first.last(PhasesEntry), first.last(EnvEntry) or EnvEntry()
     return Observation(
         wall=wall,
-        metrics=_metrics(first, wall, loaded=loaded, max_rss_bytes=max_rss_bytes),
-        capture=_capture(traces),
+        metrics=_metrics(traces, wall, loaded=loaded, max_rss_bytes=max_rss_bytes),
+        capture=capture,
         agent=AgentHealth(
             loaded=loaded,
-            reason=None if loaded else (faults[0] if faults else "no_agent"),
+            reason=None if loaded else (start_faults[0] if start_faults else "no_agent"),
             num_processes=len(traces),
             num_steps=sum(trace.steps.num_written for trace in traces),
             num_dropped=sum(trace.steps.num_overwritten + trace.steps.num_torn for trace in traces),
-            num_errors=sum(trace.last("end").get("num_errors", 0) + len(trace.faults) for trace in traces)
-            + len(faults),
+            num_errors=sum(end.num_errors for trace in traces if (end := trace.last(EndEntry))) + len(faults),
         ),
-        phases=tuple(Phase(**phase) for phase in first.last("phases").get("phases", ())),
-        states=tuple(state for index, trace in enumerate(traces) for state in _states(trace, run, index)),
+        phases=phases.phases if phases else (),
+        states=tuple(_states(traces, run)),
         samples=_samples(first.steps.records, run),
-        identity=dict(first.last("env").get("identity", {})),
-        volatile=dict(first.last("env").get("volatile", {})),
+        identity=dict(env.identity),
+        volatile=dict(env.volatile),
         notes=tuple(_notes(traces, faults)),
     )
-
-
-def _read_traces(run_dir: Path) -> list[ProcessTrace]:
-    pids = {
-        path.stem.partition("-")[2] for pattern in ("agent-*.jsonl", "steps-*.ring") for path in run_dir.glob(pattern)
-    }
-    return [_read_trace(run_dir, pid) for pid in sorted(pids)]
-
-
-def _read_trace(run_dir: Path, pid: str) -> ProcessTrace:
-    entries: dict[str, list[dict[str, Any]]] = {}
-    faults = []
-    journal = run_dir / f"agent-{pid}.jsonl"
-    # The last piece is empty, or a line that was being written when the process ended.
-    for line in journal.read_bytes().split(b"\n")[:-1] if journal.exists() else ():
-        entry = _entry(line)
-        entries.setdefault(entry.pop("kind"), []).append(entry)
-    ring = run_dir / f"steps-{pid}.ring"
-    steps = _NO_STEPS
-    if ring.exists():
-        try:
-            steps = read_ring(ring)
-        except (OSError, ValueError) as error:
-            faults.append(str(error))
-    return ProcessTrace(
-        entries={kind: tuple(found) for kind, found in entries.items()}, steps=steps, faults=tuple(faults)
-    )
-
-
-def _entry(line: bytes) -> dict[str, Any]:
-    try:
-        entry = jsonio.loads(line)
-    except ValueError as error:
-        return {"kind": "note", "text": f"an entry of the agent is unreadable: {error}"}
-    return entry if isinstance(entry, dict) and isinstance(entry.get("kind"), str) else {"kind": "unknown"}
 
 
 def _start_faults(run_dir: Path) -> list[str]:
@@ -146,31 +90,43 @@ def _start_faults(run_dir: Path) -> list[str]:
 
 
 def _wall(first: ProcessTrace, process: Wall) -> Wall:
-    fit = first.last("fit")
-    if fit:
-        return Wall(source="fit", begin_ns=fit["begin_ns"], end_ns=fit["end_ns"])
+    fits = first.all(FitEntry)
+    if fits:
+        return Wall(source="fit", begin_ns=fits[0].begin_ns, end_ns=fits[0].end_ns)
     steps = first.steps
     if steps.records and steps.first_begin_ns is not None:
         return Wall(source="steps", begin_ns=steps.first_begin_ns, end_ns=max(step.end_ns for step in steps.records))
     return process
 
 
-def _metrics(first: ProcessTrace, wall: Wall, *, loaded: bool, max_rss_bytes: int | None) -> dict[str, Metric]:
+def _metrics(
+    traces: Sequence[ProcessTrace], wall: Wall, *, loaded: bool, max_rss_bytes: int | None
+) -> dict[str, Metric]:
+    first = traces[0] if traces else ProcessTrace()
     steps = _main_steps(first.steps.records)
     step_times_ns = [after.begin_ns - before.begin_ns for before, after in pairwise(steps)]
-    memory = first.last("memory")
+    memory = first.last(MemoryEntry)
     unknown = "no_agent" if not loaded else "not_finished" if first.steps.records else "no_steps"
     too_few = unknown if not steps else "too_few_steps"
-    peak_rss = memory.get("peak_rss_bytes") or max_rss_bytes
     no_cuda = "no_cuda" if memory else unknown
     return {
         "wall": Metric(value=(wall.end_ns - wall.begin_ns) / 1e9, unit="s"),
         "step_time_median": _seconds(step_times_ns, too_few),
         "optimizer_time_median": _seconds([step.end_ns - step.begin_ns for step in steps], unknown),
-        "peak_rss": _bytes(peak_rss, "below_resolution"),
-        "peak_allocated": _bytes(memory.get("peak_allocated_bytes"), no_cuda),
-        "peak_reserved": _bytes(memory.get("peak_reserved_bytes"), no_cuda),
+        "peak_rss": _bytes(_peak_rss(traces, max_rss_bytes), "below_resolution"),
+        "peak_allocated": _bytes(memory.peak_allocated_bytes if memory else None, no_cuda),
+        "peak_reserved": _bytes(memory.peak_reserved_bytes if memory else None, no_cuda),
     }
+
+
+def _peak_rss(traces: Sequence[ProcessTrace], max_rss_bytes: int | None) -> int | None:
+    """Return the peak of the process, of the largest one where several recorded."""
+    peaks = [memory.peak_rss_bytes for trace in traces if (memory := trace.last(MemoryEntry))]
+    known = [peak for peak in peaks if peak]
+    # The kernel's peak of a process and its children is that of the largest one too.
+    if max_rss_bytes and (len(traces) > 1 or not known):
+        known.append(max_rss_bytes)
+    return max(known, default=None)
 
 
 def _seconds(times_ns: list[int], reason: str) -> Metric:
@@ -190,48 +146,44 @@ def _main_steps(records: tuple[StepRecord, ...]) -> list[StepRecord]:
     return max((by_optimizer[index] for index in sorted(by_optimizer)), key=len, default=[])
 
 
-def _capture(traces: list[ProcessTrace]) -> tuple[CaptureReport, ...] | None:
-    reports = [report for trace in traces for report in trace.last("capture").get("capture") or ()]
-    return (
-        tuple(
-            CaptureReport(
-                optimizer=report["optimizer"],
-                requested=report["requested"],
-                overridden=report.get("overridden", False),
-                groups=tuple(
-                    CaptureGroup(
-                        captured=group["captured"],
-                        recordings=group.get("recordings", 0),
-                        replays=group.get("replays", 0),
-                        reasons=dict(group.get("reasons", {})),
-                    )
-                    for group in report.get("groups", ())
-                ),
-            )
-            for report in reports
-        )
-        or None
-    )
+def _capture(traces: Sequence[ProcessTrace]) -> tuple[tuple[CaptureReport, ...] | None, list[str]]:
+    """Return the reports of all optimizers, and what was wrong with those that were dropped."""
+    entries = [entry for trace in traces if (entry := trace.last(CaptureEntry))]
+    results = [_capture_report(report) for entry in entries for report in entry.capture or ()]
+    reports = tuple(result for result in results if isinstance(result, CaptureReport))
+    return reports or None, [result for result in results if isinstance(result, str)]
 
 
-def _states(trace: ProcessTrace, run: int, process: int) -> list[State]:
-    last = {entry["part"]: entry for entry in trace.entries.get("state", ())}
+def _capture_report(report: Any) -> CaptureReport | str:
+    """Return the report of an optimizer, or what is wrong with it."""
+    dropped = "the capture report of an optimizer was dropped"
+    if not isinstance(report, dict):
+        return f"{dropped}: it is of type {type(report).__name__}"
+    try:
+        return from_plain(CaptureReport, report, Counter())
+    except ValueError as error:
+        return f"{dropped}: {error}"[:500]
+
+
+def _states(traces: Sequence[ProcessTrace], run: int) -> list[State]:
+    ordered = canonical_order(traces)
+    are_ranked = have_ranks(traces)
     return [
         State(
             run=run,
-            process=process,
-            part=part,
-            digest=entry["digest"],
-            strides_digest=entry["strides_digest"],
-            num_tensors=entry["num_tensors"],
-            num_bytes=entry["num_bytes"],
-            nonfinite=entry["nonfinite"],
-            tensors={
-                name: TensorDigest(digest=short, dtype=dtype, shape=tuple(shape))
-                for name, (short, dtype, shape) in entry["tensors"].items()
-            },
+            process=(trace.rank or 0) if are_ranked else place,
+            rank=trace.rank if are_ranked else None,
+            part=entry.part,
+            digest=entry.digest,
+            strides_digest=entry.strides_digest,
+            num_tensors=entry.num_tensors,
+            num_bytes=entry.num_bytes,
+            nonfinite=entry.nonfinite,
+            tensors=entry.tensors,
+            values=entry.values,
         )
-        for part, entry in last.items()
+        for place, trace in enumerate(ordered)
+        for entry in trace.states.values()
     ]
 
 
@@ -251,10 +203,13 @@ def _samples(records: tuple[StepRecord, ...], run: int) -> tuple[Samples, ...]:
     )
 
 
-def _notes(traces: list[ProcessTrace], faults: list[str]) -> list[str]:
-    notes = [entry["text"] for trace in traces for entry in trace.entries.get("note", ())]
+def _notes(traces: Sequence[ProcessTrace], faults: Sequence[str]) -> list[str]:
+    notes = [entry.text for trace in traces for entry in trace.all(NoteEntry)]
     if len(traces) > 1:
-        notes.append(f"{len(traces)} processes recorded: times and peaks are those of the first")
-    notes += [f"agent: {fault}" for trace in traces for fault in (*trace.last("end").get("errors", ()), *trace.faults)]
-    notes += [f"agent: {fault}" for fault in faults]
+        notes.append(
+            f"{len(traces)} processes recorded: times and device peaks are those of the first, "
+            "peak resident is that of the largest"
+        )
+    ends = [end for trace in traces if (end := trace.last(EndEntry))]
+    notes += [f"agent: {fault}" for fault in (*(error for end in ends for error in end.errors), *faults)]
     return list(dict.fromkeys(notes))

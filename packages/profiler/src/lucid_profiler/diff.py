@@ -46,7 +46,9 @@ class Canary:
     metric: str
     interval: WelchInterval
     is_quiet: bool
-    """Whether the difference is within `CANARY_LIMIT`: only then do absolute values mean something across reports."""
+    """Whether the difference is within `CANARY_LIMIT`."""
+    is_certain: bool
+    """Whether the interval excludes 0; one that is loud and not certain cannot tell the base arms apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +219,12 @@ def _canary(a: Report, b: Report, metric: str) -> Canary | None:
     interval = welch_interval(moments(logs_a), moments(logs_b), alpha=b.header.alpha)
     if interval is None:
         return None
-    return Canary(metric=metric, interval=interval, is_quiet=abs(interval.difference) <= CANARY_LIMIT)
+    return Canary(
+        metric=metric,
+        interval=interval,
+        is_quiet=abs(interval.difference) <= CANARY_LIMIT,
+        is_certain=not interval.low <= 0 <= interval.high,
+    )
 
 
 def _base_logs(report: Report, metric: str) -> list[float]:

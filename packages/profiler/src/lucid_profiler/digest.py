@@ -23,6 +23,9 @@ __all__ = ["StateDigest", "TensorDigest", "digest_state", "first_difference"]
 _MAX_DEPTH = 100
 _ROOT_NAME = "(value)"
 _NUM_TENSOR_DIGITS = 16
+_MAX_VALUES = 10_000
+_MAX_VALUE_CHARS = 60
+_MAX_DECIMAL_BITS = 200  # longer integers are shown in hex, which Python never refuses
 
 
 class TensorDigest(NamedTuple):
@@ -47,6 +50,8 @@ class StateDigest:
     """Bytes of the tensors' values."""
     tensors: dict[str, TensorDigest]
     """By flattened name, such as `state.0.momentum_buffer`."""
+    values: dict[str, str]
+    """By flattened name: the first 10,000 plain numbers, texts and None as Python writes them, 60 characters each."""
     nonfinite: int
     """Leaves that hold a NaN or an infinity."""
 
@@ -85,6 +90,7 @@ def digest_state(state: Any) -> StateDigest:
     names = _unique_names(entries)
     total, layout = hashlib.sha256(_text("lucid.state/1")), hashlib.sha256(_text("lucid.strides/1"))
     tensors: dict[str, TensorDigest] = {}
+    values: dict[str, str] = {}
     num_tensors = num_bytes = nonfinite = 0
     for entry, name in zip(entries, names, strict=True):
         leaf = _leaf(entry.value, name)
@@ -95,12 +101,15 @@ def digest_state(state: Any) -> StateDigest:
         nonfinite += not leaf.is_finite
         if leaf.kind == "tensor":
             num_tensors, num_bytes = num_tensors + 1, num_bytes + len(leaf.data)
+        elif len(values) < _MAX_VALUES and (shown := _shown(entry.value)) is not None:
+            values[name] = shown
     return StateDigest(
         digest=total.hexdigest(),
         strides_digest=layout.hexdigest(),
         num_tensors=num_tensors,
         num_bytes=num_bytes,
         tensors=tensors,
+        values=values,
         nonfinite=nonfinite,
     )
 
@@ -206,6 +215,21 @@ def _empty_leaf(value: Any, name: str) -> _Leaf:
 
 def _scalar(kind: str, data: bytes, *, is_finite: bool = True) -> _Leaf:
     return _Leaf("plain", kind, (), (), data, is_finite)
+
+
+def _shown(value: Any) -> str | None:
+    """Return a number, text or None as Python writes it, cut to 60 characters; None for every other value."""
+    if isinstance(value, str):
+        text = str.__repr__(str.__getitem__(value, slice(_MAX_VALUE_CHARS)))
+    elif isinstance(value, int) and int.bit_length(value) > _MAX_DECIMAL_BITS:
+        text = hex(value)
+    else:
+        # The builtin's own words, whatever a subclass says.
+        kind: Any = next((one for one in (NoneType, bool, int, float, complex) if isinstance(value, one)), None)
+        if kind is None:
+            return None
+        text = kind.__repr__(value)
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
 
 
 def _tensor_leaf(torch: Any, tensor: Any, name: str) -> _Leaf:

@@ -59,6 +59,9 @@ def loads(line: bytes) -> Any:
         return _DECODER.decode(text)
     except RecursionError as error:
         raise ValueError("the value is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        # Its own text names a line, which is always the first one of this text and never the one of the file.
+        raise ValueError(f"{error.msg} at character {error.pos + 1}") from error
 
 
 def _encode(value: Any, path: str, depth: int) -> Any:

@@ -4,11 +4,11 @@ Base runs are held against each other first: where they differ among themselves,
 arm. Then each pair. A part that one side lacks is a difference; a part that nobody has is not observed.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lucid_profiler.digest import TensorDigest, first_difference
+from lucid_profiler.digest import first_difference
+from lucid_profiler.processes import Processes, by_run, match
 from lucid_profiler.records import ParityStatus, State
 
 __all__ = [
@@ -16,15 +16,11 @@ __all__ = [
     "Parity",
     "PartParity",
     "StateDifference",
-    "StatesByRun",
     "check_parity",
     "first_state_difference",
 ]
 
 KNOWN_PARTS = ("parameters", "optimizer_state", "model", "optimizer", "scheduler", "ema", "losses", "metrics")
-
-StatesByRun = Mapping[int, Mapping[str, Mapping[int, Sequence[State]]]]
-"""Run, part, process: the states in the order in which they were recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +30,16 @@ class StateDifference:
     part: str
     runs: tuple[int, int]
     process: int | None
-    """None when the whole part is missing in one run."""
+    """Of the first run, of the second where the first has none; None when the whole part is missing in one run."""
     tensor: str | None
     """None when no single tensor is to blame."""
     text: str
-    """The difference in words, runs and part included."""
+    """The difference in words, part, runs and arms included."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether one run merely did not record the part."""
+        return self.process is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,59 +65,86 @@ class Parity:
     """The parts that were observed: all that the status speaks of."""
     parts: dict[str, PartParity]
     difference: StateDifference | None = None
-    """The first difference, the undecidable ones before the others."""
+    """The first difference, the undecidable ones before the others, and what is merely missing last."""
+    num_base_runs: int = 0
+    """Successful base runs with a state: with one alone, nothing shows whether base runs repeat."""
 
 
-def check_parity(states: Iterable[State], *, base_runs: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Parity:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Comparison:
+    """Two runs, with their processes matched."""
+
+    runs: tuple[int, int]
+    names: tuple[str, str]
+    """The runs in words, with their arms."""
+    processes: tuple[Processes, Processes]
+    matched: Sequence[tuple[int | None, int | None]]
+
+
+def check_parity(
+    states: Iterable[State],
+    *,
+    base_runs: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    arms: Mapping[int, str] | None = None,
+) -> Parity:
     """Compare the states of runs.
 
     Args:
         states: Of all runs; those of runs named nowhere else are ignored.
         base_runs: The successful runs of the base arm, in order.
         pairs: Base and other run of each pair whose runs were successful, discarded pairs included.
+        arms: The arm of each run, for the texts.
     """
     runs = {*base_runs, *(run for pair in pairs for run in pair)}
-    by_run = _by_run(state for state in states if state.run in runs)
-    observed = {part for parts in by_run.values() for part in parts}
-    names = [*KNOWN_PARTS, *sorted(observed - set(KNOWN_PARTS))]
-    parts = {name: _check_part(name, by_run, base_runs, pairs) for name in names}
+    of_runs = by_run(state for state in states if state.run in runs)
+    found = [state for of in of_runs.values() for parts in of.values() for each in parts.values() for state in each]
+    base = [_compare((base_runs[0], other), of_runs, arms) for other in base_runs[1:]]
+    others = [_compare(pair, of_runs, arms) for pair in pairs]
+    names = [*KNOWN_PARTS, *sorted({state.part for state in found} - set(KNOWN_PARTS))]
+    parts = {name: _check_part(name, [state for state in found if state.part == name], base, others) for name in names}
+    num_base_runs = sum(run in of_runs for run in base_runs)
     for status in ("undecidable", "different", "equal"):
-        if first := next((part for part in parts.values() if part.status == status), None):
-            covered = tuple(name for name in names if name in observed)
-            return Parity(status=first.status, covered=covered, parts=parts, difference=first.difference)
+        if with_status := [part for part in parts.values() if part.status == status]:
+            return Parity(
+                status=with_status[0].status,
+                covered=tuple(name for name in names if parts[name].status != "not_observed"),
+                parts=parts,
+                difference=_first(part.difference for part in with_status),
+                num_base_runs=num_base_runs,
+            )
     return Parity(status="not_observed", covered=(), parts=parts)
 
 
 def first_state_difference(
-    states: Iterable[State], runs: tuple[int, int]
+    states: Iterable[State], runs: tuple[int, int], arms: Mapping[int, str] | None = None
 ) -> tuple[ParityStatus, StateDifference | None]:
     """Compare two runs over every part that either recorded."""
-    by_run = _by_run(state for state in states if state.run in runs)
-    observed = {part for parts in by_run.values() for part in parts}
+    of_runs = by_run(state for state in states if state.run in runs)
+    observed = {part for of in of_runs.values() for parts in of.values() for part in parts}
     names = [*(name for name in KNOWN_PARTS if name in observed), *sorted(observed - set(KNOWN_PARTS))]
-    differences = (_difference(name, by_run, runs) for name in names)
-    if first := next((difference for difference in differences if difference is not None), None):
+    comparison = _compare(runs, of_runs, arms)
+    if first := _first(_difference(name, comparison) for name in names):
         return "different", first
     return ("equal" if names else "not_observed"), None
 
 
-def _by_run(states: Iterable[State]) -> StatesByRun:
-    by_run: dict[int, dict[str, dict[int, list[State]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for state in states:
-        by_run[state.run][state.part][state.process].append(state)
-    return {run: {part: dict(processes) for part, processes in parts.items()} for run, parts in by_run.items()}
+def _compare(runs: tuple[int, int], of_runs: Mapping[int, Processes], arms: Mapping[int, str] | None) -> _Comparison:
+    base, other = (of_runs.get(run, {}) for run in runs)
+    names = [f"run {run} ({arms[run]})" if arms and run in arms else f"run {run}" for run in runs]
+    return _Comparison(
+        runs=runs, names=(names[0], names[1]), processes=(base, other), matched=tuple(match(base, other))
+    )
 
 
 def _check_part(
-    part: str, by_run: StatesByRun, base_runs: Sequence[int], pairs: Sequence[tuple[int, int]]
+    part: str, states: Sequence[State], base: Sequence[_Comparison], others: Sequence[_Comparison]
 ) -> PartParity:
-    states = [state for parts in by_run.values() for found in parts.get(part, {}).values() for state in found]
     if not states:
         return PartParity(status="not_observed")
-    base_pairs = [(base_runs[0], other) for other in base_runs[1:]]
-    undecidable = _first(part, by_run, base_pairs)
-    difference = undecidable or _first(part, by_run, pairs)
-    strides = {_strides(part, by_run, run) for pair in (*base_pairs, *pairs) for run in pair}
+    undecidable = _first(_difference(part, comparison) for comparison in base)
+    difference = undecidable or _first(_difference(part, comparison) for comparison in others)
+    strides = {_strides(part, of) for comparison in (*base, *others) for of in comparison.processes}
     return PartParity(
         status="undecidable" if undecidable else "different" if difference else "equal",
         difference=difference,
@@ -126,58 +154,81 @@ def _check_part(
     )
 
 
-def _first(part: str, by_run: StatesByRun, pairs: Iterable[tuple[int, int]]) -> StateDifference | None:
-    differences = (_difference(part, by_run, pair) for pair in pairs)
-    return next((difference for difference in differences if difference is not None), None)
+def _first(differences: Iterable[StateDifference | None]) -> StateDifference | None:
+    """Return the first difference; one in which a part is merely missing only if there is no other."""
+    found = [difference for difference in differences if difference is not None]
+    return min(found, key=lambda difference: difference.is_missing, default=None)
 
 
-def _strides(part: str, by_run: StatesByRun, run: int) -> tuple[tuple[int, str], ...]:
-    processes = by_run.get(run, {}).get(part, {})
-    return tuple((process, state.strides_digest) for process in sorted(processes) for state in processes[process])
+def _strides(part: str, processes: Processes) -> tuple[tuple[str, str], ...]:
+    """Return digest and layout of every state of a part, in an order that no start decides."""
+    states = [state for parts in processes.values() for state in parts.get(part, ())]
+    return tuple(sorted((state.digest, state.strides_digest) for state in states))
 
 
-def _difference(part: str, by_run: StatesByRun, runs: tuple[int, int]) -> StateDifference | None:
-    base, other = (by_run.get(run, {}).get(part, {}) for run in runs)
-    if not base or not other:
-        if not base and not other:
-            return None
-        lacking = runs[0] if not base else runs[1]
-        return _make(part, runs, None, f"run {lacking} did not record it")
-    for process in sorted(base.keys() | other.keys()):
-        if difference := _process_difference(part, runs, process, (base.get(process, ()), other.get(process, ()))):
+def _difference(part: str, comparison: _Comparison) -> StateDifference | None:
+    counts = [sum(part in parts for parts in processes.values()) for processes in comparison.processes]
+    if not all(counts):
+        lacking = comparison.names[0 if not counts[0] else 1]
+        return _make(part, comparison, None, f"{lacking} did not record part {part}") if any(counts) else None
+    for matched in comparison.matched:
+        if difference := _process_difference(part, comparison, matched, counts):
             return difference
     return None
 
 
 def _process_difference(
-    part: str, runs: tuple[int, int], process: int, states: tuple[Sequence[State], Sequence[State]]
+    part: str, comparison: _Comparison, matched: tuple[int | None, int | None], counts: Sequence[int]
 ) -> StateDifference | None:
-    bases, others = states
-    if len(bases) != len(others):
-        text = f"process {process} recorded it {len(bases)} and {len(others)} times"
-        return _make(part, runs, process, text)
-    for base, other in zip(bases, others, strict=True):
-        if base.digest != other.digest:
-            return _tensor_difference(base, other, runs)
+    base, other = (
+        processes[number].get(part, ()) if number is not None else ()
+        for processes, number in zip(comparison.processes, matched, strict=True)
+    )
+    process = next((number for number in matched if number is not None), None)
+    if len(base) != len(other):
+        if counts[0] != counts[1]:
+            numbers = [f"{count} process{'es' if count > 1 else ''}" for count in counts]
+            whose = [f"{number} of {name}" for number, name in zip(numbers, comparison.names, strict=True)]
+            return _make(part, comparison, process, f"{part}: recorded by {whose[0]}, {whose[1]}")
+        words = _places(
+            [f"{len(states)} time{'s' * (len(states) != 1)}" for states in (base, other)], comparison, matched
+        )
+        return _make(part, comparison, process, f"{part}: recorded {words}")
+    unequal = ((a, b) for a, b in zip(base, other, strict=True) if a.digest != b.digest)
+    for a, b in unequal:
+        name = first_difference(a.tensors, b.tensors)
+        if name is not None:
+            text = f"{part} {name}: {_places(_shown(a, b, name), comparison, matched)}"
+            return _make(part, comparison, process, text, tensor=name)
+        what = "the same tensors in another structure" if a.tensors else "other values"
+        return _make(part, comparison, process, f"{part}: {what} {_places(['', ''], comparison, matched)}")
     return None
 
 
-def _tensor_difference(base: State, other: State, runs: tuple[int, int]) -> StateDifference:
-    name = first_difference(base.tensors, other.tensors)
-    if name is None:
-        text = f"process {base.process}: the same tensors in another structure"
-        return _make(base.part, runs, base.process, text)
-    shown = [_show(state.tensors.get(name)) for state in (base, other)]
-    text = f"process {base.process}: {name} is {shown[0]} and {shown[1]}"
-    return _make(base.part, runs, base.process, text, tensor=name)
+def _shown(base: State, other: State, name: str) -> list[str]:
+    """Say what two states hold under a name: the values where they are known and tell, else type, shape and digest."""
+    values = [state.values.get(name) for state in (base, other)]
+    tensors = [state.tensors.get(name) for state in (base, other)]
+    shown = []
+    for value, tensor in zip(values, tensors, strict=True):
+        if tensor is None:
+            shown.append("missing")
+        elif value is not None and values[0] != values[1]:
+            shown.append(value)
+        else:
+            shown.append(f"{tensor.dtype}{list(tensor.shape)} {tensor.digest}")
+    return shown
 
 
-def _show(tensor: TensorDigest | None) -> str:
-    return "missing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)} {tensor.digest}"
+def _places(words: Sequence[str], comparison: _Comparison, matched: tuple[int | None, int | None]) -> str:
+    """Put each word beside its run, and beside its process where there are several."""
+    has_several = any(len(processes) > 1 for processes in comparison.processes)
+    numbers = [f" process {number}" if has_several and number is not None else "" for number in matched]
+    named = zip(words, comparison.names, numbers, strict=True)
+    return ", ".join(f"{word} in {name}{number}".strip() for word, name, number in named)
 
 
 def _make(
-    part: str, runs: tuple[int, int], process: int | None, text: str, *, tensor: str | None = None
+    part: str, comparison: _Comparison, process: int | None, text: str, *, tensor: str | None = None
 ) -> StateDifference:
-    whole = f"runs {runs[0]} and {runs[1]}, {part}: {text}"
-    return StateDifference(part=part, runs=runs, process=process, tensor=tensor, text=whole)
+    return StateDifference(part=part, runs=comparison.runs, process=process, tensor=tensor, text=text)

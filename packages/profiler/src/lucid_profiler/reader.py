@@ -123,11 +123,12 @@ class _Reading:
         self._warnings: list[str] = []
         self._seen: set[tuple[object, ...]] = set()
         self._torn_line: int | None = None
+        self._problem: str | None = None
 
     def read(self, stream: BinaryIO) -> Report:
         for line in read_lines(self._path, stream):
             if line.problem is not None:
-                self._torn_line = line.number
+                self._torn_line, self._problem = line.number, line.problem
                 self._warnings.append(f"line {line.number} is the last one and not whole: {line.problem}")
             if line.fields is not None:
                 try:
@@ -186,7 +187,7 @@ class _Reading:
     def _report(self) -> Report:
         header, end = self._one(Header), self._one(End)
         if header is None:
-            raise ReportError(self._path, 1, f"there is no whole header: {'; '.join(self._warnings)}")
+            raise ReportError(self._path, 1, f"there is no whole header: {self._problem}")
         if end is None:
             self._warnings.append("the report has no end record: its writer was stopped")
         if self._unknown:

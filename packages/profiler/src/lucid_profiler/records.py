@@ -50,6 +50,7 @@ RunStatus = Literal["ok", "failed", "timeout", "interrupted", "not_started"]
 ParityStatus = Literal["equal", "different", "undecidable", "not_observed"]
 
 _NUM_LINK_DIGITS = 16
+_OPTIONAL = {"optional": True}  # not written while it is empty: added to schema 1.0 after its first files
 
 
 def link(line: bytes) -> str:
@@ -250,7 +251,9 @@ class State:
 
     run: int
     process: int = 0
-    """Rank, or index in order of start; 0 where there is one process."""
+    """Rank, or else the place in an order that only the states decide; 0 where there is one process."""
+    rank: int | None = field(default=None, metadata=_OPTIONAL)
+    """What torchrun gave, where all processes of the run have ranks of their own; parity compares equal ranks."""
     part: str
     """`parameters` and `optimizer_state` by themselves; others as the script names them."""
     digest: str
@@ -261,6 +264,8 @@ class State:
     """SHA-256, 64 hex digits, over the memory layout alone."""
     tensors: dict[str, TensorDigest] = field(default_factory=dict)
     """By name: digest (16 hex digits), dtype, shape."""
+    values: dict[str, str] = field(default_factory=dict, metadata=_OPTIONAL)
+    """By name, for numbers, texts and None beside the tensors: the value in at most 60 characters."""
     nonfinite: int = 0
     """Tensors and numbers that hold a NaN or an infinity."""
 

@@ -3,9 +3,10 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import NoneType, TracebackType
 from typing import Any
 
 from lucid_profiler import snapshot
@@ -14,8 +15,25 @@ from lucid_profiler.journal import Guard, Journal
 
 AUTOMATIC_PARTS = ("parameters", "optimizer_state")
 MAX_MARKS = 10_000  # a mark in every step of a long run would fill memory and report
+MAX_NAME_CHARS = 200
+MAX_NOTES = 200
 
 __all__ = ["AUTOMATIC_PARTS", "ProcessSession"]
+
+
+def _name_problem(name: Any) -> str | None:
+    """Return why `name` cannot name a part or a phase, None if it can."""
+    if not isinstance(name, str):
+        return f"a name must be a text, this is of type {type(name).__name__}"
+    if not name:
+        return "a name must not be empty"
+    return f"a name has at most {MAX_NAME_CHARS} characters" if len(name) > MAX_NAME_CHARS else None
+
+
+def _shown(name: Any) -> str:
+    if isinstance(name, str):
+        return str.__repr__(name[:40])
+    return repr(name) if type(name) in (int, float, bool, NoneType) else f"a {type(name).__name__}"
 
 
 class ProcessSession:
@@ -36,56 +54,72 @@ class ProcessSession:
         self._error_path = run_dir / f"agent-{self._pid}.error"
         self._begin_ns = time.monotonic_ns()
         self._used = False
-        self._fit: list[int] = []
+        self._fit_begin_ns: int | None = None
+        self._fit_end_ns: int | None = None
+        self._num_fits = 0
+        self._num_nested = 0
         self._marks: list[tuple[str, int]] = []
         self._states: dict[str, int] = {}
         self._last_state_ns = 0
+        self._noted: set[str] = set()
 
-    @contextmanager
-    def fit(self) -> Iterator[None]:
+    @property
+    def _is_timing(self) -> bool:
+        return self._fit_begin_ns is not None and self._fit_end_ns is None
+
+    def fit(self) -> AbstractContextManager[None]:
         """Time the body; both ends follow a synchronisation of CUDA, when CUDA is in use.
 
-        Raises:
-            RuntimeError: on entering a second interval.
+        Of several intervals the first outermost one counts; the others change nothing, and a note says how many.
         """
-        if self._fit:
-            raise RuntimeError(
-                "lucid_profiler.fit() was entered a second time: a run has one timed interval. "
-                "Put one fit() around all of it, and mark() its phases"
-            )
+        return _Interval(self)
+
+    def begin_fit(self) -> bool:
+        """Begin the timed interval; return whether this entry is the one that counts."""
         self._used = True
+        self._num_fits += 1
+        if self._fit_begin_ns is not None:
+            self._num_nested += self._fit_end_ns is None
+            return False
         with self._guard:
             snapshot.synchronize()
-        self._fit.append(time.monotonic_ns())
-        try:
-            yield
-        finally:
-            if self.active:
-                with self._guard:
-                    snapshot.synchronize()
-                self._fit.append(time.monotonic_ns())
-                self._write("fit", begin_ns=self._fit[0], end_ns=self._fit[1])
+        self._fit_begin_ns = time.monotonic_ns()
+        return True
 
-    def mark(self, name: str) -> None:
-        """Begin the phase `name`."""
+    def end_fit(self) -> None:
+        """End the timed interval."""
+        if self.active:
+            with self._guard:
+                snapshot.synchronize()
+            self._fit_end_ns = time.monotonic_ns()
+            self._write("fit", begin_ns=self._fit_begin_ns, end_ns=self._fit_end_ns)
+
+    def mark(self, name: Any) -> None:
+        """Begin the phase `name`, or note why there is none."""
         self._used = True
-        if len(self._marks) < MAX_MARKS:
-            self._marks.append((str(name), time.monotonic_ns()))
+        with self._guard:
+            if (problem := _name_problem(name)) is not None:
+                self._note(f"mark({_shown(name)}) was not recorded: {problem}")
+            elif len(self._marks) < MAX_MARKS:
+                self._marks.append((str.__str__(name), time.monotonic_ns()))
 
-    def state(self, part: str, value: Any) -> None:
+    def state(self, part: Any, value: Any) -> None:
         """Write the digest of `value`, or a note that says why there is none."""
         self._used = True
         with self._guard:
-            if part in AUTOMATIC_PARTS:
+            if (problem := _name_problem(part)) is not None:
+                self._note(f"state({_shown(part)}) was not recorded: {problem}")
+            elif part in AUTOMATIC_PARTS:
                 self._note(f"state({part!r}) was not recorded: the agent takes that part itself; give it another name")
-            elif len(self._fit) == 1:
+            elif self._is_timing:
                 self._note(
                     f"state({part!r}) inside fit() was not recorded: a digest there would be timed; call it after"
                 )
             else:
+                name = str.__str__(part)
                 self._last_state_ns = time.monotonic_ns()
-                self._states[part] = self._states.get(part, 0) + 1
-                self._digest(part, lambda: snapshot.as_state(value))
+                self._states[name] = self._states.get(name, 0) + 1
+                self._digest(name, lambda: snapshot.as_state(value))
 
     def deactivate(self) -> None:
         """Record nothing more; for forked children, whose parent goes on recording."""
@@ -126,6 +160,7 @@ class ProcessSession:
             self._digest("parameters", lambda: snapshot.parameters(optimizers, names))
             self._digest("optimizer_state", lambda: snapshot.optimizer_state(optimizers, names))
             self._write("capture", capture=snapshot.capture(optimizers, self._guard))
+        self._note_fits()
         self._note_repeats()
         self._write("env", **snapshot.environment(self._guard))
         self._write(
@@ -139,13 +174,23 @@ class ProcessSession:
             errors=self._guard.errors,
         )
 
+    def _note_fits(self) -> None:
+        if self._is_timing:
+            self._note("fit() was entered and never left: it is not the wall")
+        elif self._num_fits > 1:
+            nested = f", {self._num_nested} of them inside it," if self._num_nested else ""
+            self._note(
+                f"fit() was entered {self._num_fits} times: only the first interval is the wall; the other "
+                f"{self._num_fits - 1}{nested} changed nothing. Put one fit() around all of it, and mark() its phases"
+            )
+
     def _note_repeats(self) -> None:
         for part, num in self._states.items():
             if num > 1:
                 self._note(f"state({part!r}) was called {num} times: the last value counts")
         if len(self._marks) == MAX_MARKS:
             self._note(f"mark() was called {MAX_MARKS:,} times or more: later marks are not recorded")
-        if not self._fit and 0 < self._last_state_ns < self._hooks.last_end_ns:
+        if self._fit_begin_ns is None and 0 < self._last_state_ns < self._hooks.last_end_ns:
             self._note("state() was called between optimizer steps: its cost is inside the timed interval; use fit()")
 
     def _digest(self, part: str, take: Callable[[], Any]) -> None:
@@ -160,8 +205,28 @@ class ProcessSession:
                 self._write("state", part=part, **snapshot.plain_digest(digest))
 
     def _note(self, text: str) -> None:
-        self._write("note", text=text)
+        """Write a note once; a call in every step must not fill the disk."""
+        if text not in self._noted and len(self._noted) < MAX_NOTES:
+            self._noted.add(text)
+            self._write("note", text=text)
 
     def _write(self, kind: str, **fields: Any) -> None:
         with self._guard:
             self._journal.write(kind, **fields)
+
+
+class _Interval(AbstractContextManager[None]):
+    """The timed interval as a context manager, which may be entered more than once as `nullcontext` may."""
+
+    def __init__(self, session: ProcessSession) -> None:
+        self._session = session
+        self._counts: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._counts.append(self._session.begin_fit())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._counts and self._counts.pop():
+            self._session.end_fit()

@@ -164,6 +164,7 @@ def plain_digest(digest: Any) -> dict[str, Any]:
         "num_bytes": digest.num_bytes,
         "nonfinite": digest.nonfinite,
         "tensors": {name: [short, dtype, list(shape)] for name, (short, dtype, shape) in digest.tensors.items()},
+        "values": digest.values,
     }
 
 

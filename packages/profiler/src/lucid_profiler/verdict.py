@@ -135,8 +135,14 @@ def _check_states(parity: Parity) -> _Outcome | None:
     if parity.status == "undecidable":
         return "undecidable", "base_runs_differ", text
     if parity.status == "different":
-        return "parity_failed", "states_differ", text
+        return "parity_failed", _difference_code(parity), text
     return None
+
+
+def _difference_code(parity: Parity) -> str:
+    if parity.difference is not None and parity.difference.is_missing:
+        return "part_not_recorded"
+    return "states_differ" if parity.num_base_runs > 1 else "base_not_repeated"
 
 
 def _check_presence(parity: Parity, num_included: int) -> _Outcome | None:

@@ -5,25 +5,25 @@ import shutil
 import sys
 import tempfile
 import uuid
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack
 from typing import IO, Any
 
 import click
 
 from lucid_cli import __version__, experiment
-from lucid_cli.command import CannotStartError, resolve_program
+from lucid_cli.arguments import Seconds
+from lucid_cli.command import resolve_program
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.orchestrate import Plan, Status, run_experiment, utc_now
-from lucid_cli.output import write_result
+from lucid_cli.output import say, write_result
 from lucid_cli.progress import Progress
 from lucid_cli.recorder import Recorder, make_env
+from lucid_cli.report_file import ReportFile
 from lucid_cli.reporters.table import render_report
 from lucid_profiler.compare import Analysis, analyze
 from lucid_profiler.host import host_identity, host_volatile
 from lucid_profiler.nvml import read_nvml
 from lucid_profiler.records import Env, Header, Tool
-from lucid_profiler.writer import Writer
 
 PARITY_FAILED = 4
 CHILD_FAILED = 8
@@ -57,9 +57,7 @@ __all__ = ["command"]
 )
 @click.option("--overwrite", is_flag=True, help="Replace the report if it exists.")
 @click.option("--keep-going", is_flag=True, help="Run the remaining pairs although a run has failed.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time limit of a single run."
-)
+@click.option("--timeout", type=Seconds(), metavar="SECONDS", help="Time limit of a single run.")
 @click.option("--stdin", "pass_stdin", is_flag=True, help="Give each run what standard input holds; else it is empty.")
 @click.option("-v", "--verbose", is_flag=True, help="Copy the command's output to standard error.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
@@ -82,18 +80,20 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     )
     program = resolve_program(plan.command, os.environ)
     header = _header(plan, pairs=options["pairs"], discarded=options["discard_pairs"])
-    path = options["output"] or _default_name(header)
-    progress = Progress(len(plan.slots))
-    with Interrupts() as interrupts, _open_report(path, overwrite=options["overwrite"]) as writer:
-        recorder = Recorder(writer, header)
-        recorder.add_host(_host_env(program))
-        progress.say(f"report: {path}")
-        try:
-            status = run_experiment(plan, recorder, interrupts=interrupts, observer=progress)
-        except CannotStartError:
-            _remove(path)
-            raise
-        report = recorder.finish(status)
+    file = ReportFile(options["output"] or _default_name(header), overwrite=options["overwrite"])
+    host = _host_env(program)
+    with Interrupts() as interrupts, ExitStack() as stack:
+
+        def begin() -> Recorder:
+            recorder = Recorder(stack.enter_context(file.open()), header)
+            recorder.add_host(host)
+            say(f"report: {file.path}")
+            return recorder
+
+        status, recorder = run_experiment(plan, begin, interrupts=interrupts, observer=Progress(len(plan.slots)))
+        report = recorder.finish(status) if recorder is not None else None
+    if report is None:
+        return _exit_code(status, None, interrupts)
     analysis = analyze(report)
     write_result(render_report(report, analysis))
     return _exit_code(status, analysis, interrupts)
@@ -129,30 +129,14 @@ def _default_name(header: Header) -> str:
     return f"lucid-{stamp}Z-{header.id[:8]}.jsonl"
 
 
-def _open_report(path: str, *, overwrite: bool) -> Writer:
-    try:
-        return Writer(path, overwrite=overwrite)
-    except FileExistsError as error:
-        raise click.UsageError(f"{path} exists already; name another file with -o, or add --overwrite") from error
-    except OSError as error:
-        raise click.UsageError(f"the report {path} cannot be written: {error.strerror}") from error
-
-
 def _host_env(program: str) -> Env:
     nvml = read_nvml()
     return make_env("host", host_identity(nvml), {**host_volatile(nvml), "program": program})
 
 
-def _remove(path: str) -> None:
-    """Remove the report of an experiment that never began; a device or pipe that was named as one stays."""
-    if Path(path).is_file():
-        with suppress(OSError):
-            Path(path).unlink()
-
-
-def _exit_code(status: Status, analysis: Analysis, interrupts: Interrupts) -> int:
+def _exit_code(status: Status, analysis: Analysis | None, interrupts: Interrupts) -> int:
     if status == "interrupted" and interrupts.first is not None:
         return 128 + interrupts.first
     if status == "failed":
         return CHILD_FAILED
-    return PARITY_FAILED if analysis.parity.status == "different" else 0
+    return PARITY_FAILED if analysis is not None and analysis.parity.status == "different" else 0

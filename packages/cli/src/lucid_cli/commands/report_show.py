@@ -2,6 +2,7 @@
 
 import click
 
+from lucid_cli.arguments import Report
 from lucid_cli.output import warn, write_result
 from lucid_cli.reporters.table import render_report
 from lucid_profiler.compare import analyze
@@ -11,7 +12,7 @@ __all__ = ["command"]
 
 
 @click.command("show")
-@click.argument("file")
+@click.argument("file", type=Report())
 def command(file: str) -> int:
     """Show what the report FILE comes to; `-` reads standard input.
 

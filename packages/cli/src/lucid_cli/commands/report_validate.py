@@ -4,7 +4,9 @@ from pathlib import Path
 
 import click
 
+from lucid_cli import arguments
 from lucid_cli.output import warn, write_result
+from lucid_cli.reporters.words import counted
 from lucid_profiler import jsonio
 from lucid_profiler.compare import verify_summary
 from lucid_profiler.errors import ReportError
@@ -16,7 +18,7 @@ __all__ = ["command"]
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True)
+@click.argument("files", nargs=-1, required=True, type=arguments.Report())
 @click.option("--allow-partial", is_flag=True, help="Accept a report whose last lines are missing.")
 def command(files: tuple[str, ...], *, allow_partial: bool) -> int:
     """Check each FILE: the chain of its lines, their numbers, and its summary, which is computed again."""
@@ -32,7 +34,7 @@ def _validate(file: str, *, allow_partial: bool) -> int:
         return BAD_REPORT
     for warning in report.warnings:
         warn(f"{file}: {warning}")
-    write_result(f"{file}: valid, {len(report.runs)} runs in {len(report.pairs)} pairs\n")
+    write_result(f"{file}: valid, {counted(len(report.runs), 'run')} in {counted(len(report.pairs), 'pair')}\n")
     return 0
 
 

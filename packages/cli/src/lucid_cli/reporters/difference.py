@@ -5,8 +5,17 @@ import math
 from lucid_cli.reporters.layout import columns, labelled
 from lucid_cli.reporters.sentences import verdict_sentence
 from lucid_cli.reporters.table import environment_words
-from lucid_cli.reporters.words import amount, interval, metric_name, percent, reason_words, scale
-from lucid_profiler.compare import Analysis, Canary, Difference, DiffRow, IdentityDifference
+from lucid_cli.reporters.words import (
+    abbreviated,
+    amount,
+    counted,
+    interval,
+    metric_name,
+    percent,
+    reason_words,
+    scale,
+)
+from lucid_profiler.compare import Analysis, Canary, Difference, DiffRow, IdentityDifference, MetricAnalysis
 from lucid_profiler.reader import Report
 
 __all__ = ["render_difference"]
@@ -15,7 +24,10 @@ __all__ = ["render_difference"]
 def render_difference(difference: Difference, a: Report, b: Report) -> str:
     """Return the whole text, ending in a newline."""
     blocks = [
-        [line for name, report in (("a", a), ("b", b)) for line in labelled(name, _title(report))],
+        [
+            *(line for name, report in (("a", a), ("b", b)) for line in labelled(name, _title(report))),
+            *(labelled("remark", "a and b are the same report") if a.header.id == b.header.id else []),
+        ],
         [line for identity in difference.identities for line in labelled(identity.tier, _identity(identity))],
         _rows(difference),
         [
@@ -31,11 +43,16 @@ def render_difference(difference: Difference, a: Report, b: Report) -> str:
 
 
 def _title(report: Report) -> str:
-    return f"{report.path}: {report.header.pairs} pairs, {environment_words(report)}, {report.header.created}"
+    return (
+        f"{report.path}: {counted(report.header.pairs, 'pair')}, {environment_words(report)}, {report.header.created}"
+    )
 
 
 def _identity(identity: IdentityDifference) -> str:
-    a, b = (" and ".join(str(value) for value in values) or "not recorded" for values in (identity.a, identity.b))
+    a, b = (
+        " and ".join(abbreviated(str(value)) for value in values) or "not recorded"
+        for values in (identity.a, identity.b)
+    )
     return f"{identity.key}: {a} in a, {b} in b"
 
 
@@ -52,19 +69,21 @@ def _rows(difference: Difference) -> list[str]:
 
 
 def _metric_rows(row: DiffRow, *, is_judged: bool) -> list[list[str]]:
-    scaled = scale(row.unit, row.a.base.median or row.b.base.median)
-    first, second = (
-        [
-            name,
-            *(f"{amount(arm.median, scaled)} {scaled[1]}".rstrip() for arm in (metric.base, metric.other)),
-            percent(metric.effect.median if metric.effect else None),
-        ]
-        for name, metric in (("a", row.a), ("b", row.b))
-    )
+    first, second = (_medians(name, metric) for name, metric in (("a", row.a), ("b", row.b)))
     welch = row.difference
     between = "-" if welch is None else f"{percent(welch.difference)} {interval(welch.low, welch.high)}"
     word = row.change.replace("_", " ") if is_judged else ""
     return [[metric_name(row.metric), *first, between, word], ["", *second, "", ""]]
+
+
+def _medians(name: str, metric: MetricAnalysis) -> list[str]:
+    # In the scale in which the report by itself is shown.
+    scaled = scale(metric.unit, metric.base.median or metric.other.median)
+    return [
+        name,
+        *(f"{amount(arm.median, scaled)} {scaled[1]}".rstrip() for arm in (metric.base, metric.other)),
+        percent(metric.effect.median if metric.effect else None),
+    ]
 
 
 def _names(label: str, names: tuple[str, ...]) -> list[str]:
@@ -75,9 +94,17 @@ def _canary(canary: Canary | None) -> list[str]:
     if canary is None:
         return []
     welch = canary.interval
-    text = f"base arm, b against a: {percent(welch.difference)} % {interval(welch.low, welch.high)} of {canary.metric}"
-    loud = "; machine or day differ, so absolute values do not compare" if not canary.is_quiet else ""
-    return labelled("canary", text + loud)
+    between = f"{percent(welch.difference)} % {interval(welch.low, welch.high)}"
+    if canary.is_quiet:
+        text = f"base arm, b against a: {between} of {canary.metric}"
+    elif canary.is_certain:
+        text = f"the base arms differ by {between} of {canary.metric}, so absolute values do not compare"
+    else:
+        text = (
+            f"the base arms cannot be told apart within {interval(welch.low, welch.high)} % of {canary.metric}, "
+            f"b against a {percent(welch.difference)} %"
+        )
+    return labelled("canary", text)
 
 
 def _parity(analysis: Analysis) -> str:

@@ -1,6 +1,6 @@
 """The verdict of a report in one sentence."""
 
-from lucid_cli.reporters.words import interval, percent, reason_words
+from lucid_cli.reporters.words import counted, interval, percent, reason_words
 from lucid_profiler.compare import Analysis
 from lucid_profiler.pairs import MAX_PAIRS_NEEDED
 
@@ -12,20 +12,41 @@ __all__ = ["NO_CUDA", "verdict_sentence"]
 def verdict_sentence(analysis: Analysis) -> str:
     """Return what the report comes to, or why it comes to nothing."""
     verdict = analysis.verdict
-    if analysis.parity.status == "different" and analysis.parity.difference is not None:
+    if analysis.parity.status == "different":
         # Also where there are too few pairs for a verdict on speed.
-        found = analysis.parity.difference.text
-        return f"parity failed: {found}; this is not the same computation, and no speed verdict is given"
+        return _parity_failed(analysis)
     if verdict.decision in {"better", "worse"}:
         return _speed(analysis)
     if verdict.decision == "inconclusive":
         return _inconclusive(analysis)
     if verdict.decision == "undecidable":
-        return (
-            f"undecidable: the {analysis.base} runs differ among themselves ({verdict.detail}); "
-            "make the training repeatable first"
-        )
+        return _undecidable(analysis)
     return _withheld(analysis)
+
+
+def _parity_failed(analysis: Analysis) -> str:
+    parity, base = analysis.parity, analysis.base
+    if parity.difference is None:
+        return "parity failed: no speed verdict is given"
+    found = f"parity failed: {parity.difference.text}"
+    if parity.difference.is_missing:
+        return f"{found}, so it cannot be compared, and no speed verdict is given"
+    if parity.num_base_runs < 2:
+        return (
+            f"{found}; the states differ, and with one {base} run nothing shows whether {base} runs repeat, so this "
+            "may be nondeterminism: run more pairs; no speed verdict is given"
+        )
+    return f"{found}; this is not the same computation, and no speed verdict is given"
+
+
+def _undecidable(analysis: Analysis) -> str:
+    difference = analysis.parity.difference
+    if difference is not None and difference.is_missing:
+        return f"undecidable: {difference.text}, so the {analysis.base} runs cannot be held against each other"
+    return (
+        f"undecidable: the {analysis.base} runs differ among themselves ({analysis.verdict.detail}); "
+        "make the training repeatable first"
+    )
 
 
 def _speed(analysis: Analysis) -> str:
@@ -77,9 +98,9 @@ def _no_replays(analysis: Analysis) -> str:
     captured = analysis.capture[analysis.other]
     if captured.reasons.keys() == {"no_cuda"} and not captured.replays:
         return NO_CUDA
-    counted = ", ".join(f"{reason_words(reason)} ({count})" for reason, count in captured.reasons.items())
+    reasons = ", ".join(f"{reason_words(reason)} ({count})" for reason, count in captured.reasons.items())
     num_native = captured.num_runs - captured.num_replaying
     return (
-        f"no speed verdict: {num_native} of {captured.num_runs} {analysis.other} runs replayed nothing: "
-        f"{counted or 'no reason given'}"
+        f"no speed verdict: {num_native} of {counted(captured.num_runs, f'{analysis.other} run')} replayed nothing: "
+        f"{reasons or 'no reason given'}"
     )

@@ -8,7 +8,9 @@ from lucid_cli.reporters.layout import columns, labelled
 from lucid_cli.reporters.sentences import verdict_sentence
 from lucid_cli.reporters.words import (
     METRIC_NAMES,
+    abbreviated,
     amount,
+    counted,
     interval,
     metric_name,
     percent,
@@ -17,6 +19,7 @@ from lucid_cli.reporters.words import (
     scale,
 )
 from lucid_profiler.compare import Analysis, CaptureCheck, MetricAnalysis
+from lucid_profiler.pairs import PairedEffect
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Run
 
@@ -33,7 +36,7 @@ def render_report(report: Report, analysis: Analysis) -> str:
         [
             *_steps(report),
             *_parity(report, analysis),
-            *_captures(analysis),
+            *_captures(report, analysis),
             *_exceptions(report, analysis),
         ],
         labelled("verdict", verdict_sentence(analysis)),
@@ -45,10 +48,12 @@ def _head(report: Report, analysis: Analysis) -> list[str]:
     header = report.header
     arms = " and ".join(arm.name for arm in header.arms)
     num_measured = analysis.num_pairs - analysis.num_discarded
-    pairs = f"{num_measured} of {header.pairs} pairs of {arms} runs, {analysis.num_discarded} discarded"
+    pairs = f"{num_measured} of {counted(header.pairs, 'pair')} of {arms} runs, {analysis.num_discarded} discarded"
+    if analysis.num_included < num_measured:
+        pairs += f", {analysis.num_included} in the statistics"
     when = header.created[:16].replace("T", " ")
     return [
-        *labelled("command", shlex.join(header.command)),
+        *labelled("command", abbreviated(shlex.join(header.command))),
         *labelled("pairs", f"{pairs}; order {header.order}, {when} UTC"),
         *labelled("where", environment_words(report)),
     ]
@@ -73,7 +78,7 @@ def _metrics(report: Report, analysis: Analysis) -> list[str]:
         for name in known:
             label = _wall_label(report) if name == "wall" else metric_name(name)
             rows += _metric_rows(label, analysis.metrics[name])
-        lines += [*columns(rows), *_legend(analysis, known)]
+        lines += [*columns(rows), *_legend(report, analysis, known)]
     return [*lines, *_unknown(analysis, [name for name in names if name not in known])]
 
 
@@ -87,30 +92,43 @@ def _metric_rows(label: str, metric: MetricAnalysis) -> list[list[str]]:
     effect = metric.effect
     arms = (metric.base, metric.other)
     ratio = metric.ratio_of_medians
-    return [
+    rows = [
         [
             label,
             *(f"{amount(arm.median, scaled)} {scaled[1]}".rstrip() for arm in arms),
             "-" if ratio is None else f"{ratio:.4f}" if ratio < 100 else f"{ratio:.3g}",
             percent(effect.median if effect else None),
-            interval(effect.low, effect.high) if effect else reason_words(metric.effect_reason or "-"),
+            _range(effect) if effect else reason_words(metric.effect_reason or "-"),
             interval(effect.t_low, effect.t_high) if effect else "-",
         ],
-        ["", *(f"{amount(arm.min, scaled)}-{amount(arm.max, scaled)}" for arm in arms), "", "", "", ""],
     ]
+    if max(arm.n for arm in arms) > 1:
+        rows.append(["", *(f"{amount(arm.min, scaled)}-{amount(arm.max, scaled)}" for arm in arms), "", "", "", ""])
+    return rows
 
 
-def _legend(analysis: Analysis, known: list[str]) -> list[str]:
+def _range(effect: PairedEffect) -> str:
+    """Return the smallest and largest pair; one pair alone spans nothing."""
+    return interval(effect.low, effect.high) if effect.n > 1 else "-"
+
+
+def _legend(report: Report, analysis: Analysis, known: list[str]) -> list[str]:
     num = analysis.num_included
     if not num:
         return []
-    text = (
-        f"Medians, with smallest-largest below. paired: median change of {analysis.other} against {analysis.base} "
-        f"within {num} pairs; range: smallest and largest pair, which hold the true median with "
-        f"{100 * (1 - 2.0 ** (1 - num)):.4g} %; t: interval of the mean change."
-    )
+    change = f"change of {analysis.other} against {analysis.base}"
+    if num == 1:
+        text = f"The values of 1 pair. paired: {change}."
+    else:
+        text = (
+            f"Medians, with smallest-largest below. paired: median {change} within {num} pairs; range: smallest and "
+            f"largest pair, which hold the true median with {100 * (1 - 2.0 ** (1 - num)):.4g} %; t: interval of the "
+            "mean change."
+        )
+    if "peak_rss" in known and any(run.agent.num_processes > 1 for run in report.runs):
+        text += f" {metric_name('peak_rss')}: of the largest single process."
     missing = [
-        f"{metric_name(name)}: {analysis.metrics[name].num_missing} of {num} pairs have no value "
+        f"{metric_name(name)}: {analysis.metrics[name].num_missing} of {counted(num, 'pair')} without a value "
         f"({_counted(analysis.metrics[name].reasons)}), so its range covers less."
         for name in known
         if analysis.metrics[name].num_missing
@@ -148,27 +166,46 @@ def _parity(report: Report, analysis: Analysis) -> list[str]:
         return labelled("parity", "not observed: no run left a digest of its state")
     compared = [pair for pair in report.pairs if pair.parity.status != "not_observed"]
     num_equal = sum(pair.parity.status == "equal" for pair in compared)
-    among = "differ among themselves" if parity.status == "undecidable" else "agree among themselves"
-    lines = labelled(
-        "parity",
-        f"{num_equal} of {len(compared)} pairs equal, {analysis.base} runs {among}: {', '.join(parity.covered)}",
-    )
+    pairs = f"{num_equal} of {counted(len(compared), 'pair')} equal"
+    lines = labelled("parity", f"{pairs}, {_base_runs(analysis)}: {', '.join(parity.covered)}")
     if parity.difference is not None:
         lines += labelled("", f"first difference: {parity.difference.text}")
     nonfinite = [name for name, part in parity.parts.items() if part.nonfinite]
     return lines + (labelled("", f"NaN or infinity in {', '.join(nonfinite)}") if nonfinite else [])
 
 
-def _captures(analysis: Analysis) -> list[str]:
-    return [line for arm, check in analysis.capture.items() for line in labelled(arm, _capture(check))]
+def _base_runs(analysis: Analysis) -> str:
+    """Say whether the base runs repeat."""
+    if analysis.parity.status == "undecidable":
+        return f"{analysis.base} runs differ among themselves"
+    if analysis.parity.num_base_runs < 2 and analysis.parity.status == "equal":
+        return f"one {analysis.base} run"
+    if analysis.parity.num_base_runs < 2:
+        return f"one {analysis.base} run, so nothing shows whether {analysis.base} runs repeat"
+    return f"{analysis.base} runs agree among themselves"
+
+
+def _captures(report: Report, analysis: Analysis) -> list[str]:
+    return [
+        line
+        for arm, check in analysis.capture.items()
+        for line in labelled(arm, _capture(check) + _overridden([run for run in report.runs if run.arm == arm]))
+    ]
+
+
+def _overridden(runs: list[Run]) -> str:
+    num = sum(any(capture.overridden for capture in run.capture or ()) for run in runs)
+    return f"; the arm's setting overrode an explicit capture_updates in {counted(num, 'run')}" if num else ""
 
 
 def _capture(check: CaptureCheck) -> str:
     if not check.num_runs:
         return "no run in the statistics"
-    replays = f"{check.replays} replays of {check.recordings} recordings" if check.replays else "no replays"
-    runs = f"{check.num_runs} run{'s' if check.num_runs > 1 else ''}"
-    return f"{replays} in {runs}" + (f"; native: {_counted(check.reasons)}" if check.reasons else "")
+    replays = f"{counted(check.replays, 'replay')} of {counted(check.recordings, 'recording')}"
+    runs = counted(check.num_runs, "run")
+    return f"{replays if check.replays else 'no replays'} in {runs}" + (
+        f"; native: {_counted(check.reasons)}" if check.reasons else ""
+    )
 
 
 def _counted(reasons: dict[str, int]) -> str:
@@ -179,7 +216,7 @@ def _exceptions(report: Report, analysis: Analysis) -> list[str]:
     lines = []
     if report.end is None or report.end.status != "complete":
         status = report.end.status if report.end else "without an end"
-        lines += labelled("status", f"{status}, after {len(report.runs)} of {len(report.header.slots)} runs")
+        lines += labelled("status", f"{status}, after {len(report.runs)} of {counted(len(report.header.slots), 'run')}")
     for run in report.runs:
         if run.status != "ok":
             lines += labelled("failed", f"run {run.run} (pair {run.pair}, {run.arm}): {run_words(run)}")
@@ -193,6 +230,8 @@ def _notes(runs: Iterable[Run]) -> list[str]:
     lines = [
         line
         for note, num in notes.most_common(_MAX_NOTES)
-        for line in labelled("note", f"{note} ({num} run{'s' if num > 1 else ''})")
+        for line in labelled("note", f"{note} ({counted(num, 'run')})")
     ]
-    return lines + (labelled("", f"and {len(notes) - _MAX_NOTES} other notes") if len(notes) > _MAX_NOTES else [])
+    return lines + (
+        labelled("", f"and {counted(len(notes) - _MAX_NOTES, 'other note')}") if len(notes) > _MAX_NOTES else []
+    )

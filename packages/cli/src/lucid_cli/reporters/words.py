@@ -4,10 +4,15 @@ import math
 
 from lucid_profiler.records import Run
 
+_MAX_COMMAND_CHARS = 300
+_TAIL_CHARS = 80
+
 __all__ = [
     "METRIC_NAMES",
+    "abbreviated",
     "amount",
     "change",
+    "counted",
     "interval",
     "metric_name",
     "percent",
@@ -25,7 +30,8 @@ METRIC_NAMES = {
     "peak_reserved": "peak reserved",
 }
 _REASONS = {
-    "no_agent": "no agent was loaded: not a Python program, or Python with -S, -I or -E",
+    "no_agent": "no agent was loaded: not a Python program, Python with -S, -I or -E, or the command replaced "
+    "PYTHONPATH",
     "no_cuda": "no CUDA device was used",
     "no_steps": "no optimizer step was seen",
     "too_few_steps": "fewer than two optimizer steps were seen",
@@ -42,6 +48,18 @@ _SCALES = {
     "s": ((1.0, "s", 3), (1e-3, "ms", 3), (1e-6, "µs", 3)),
     "By": ((10 * 2.0**30, "GiB", 2), (2.0**20, "MiB", 1), (2.0**10, "KiB", 1), (1.0, "B", 0)),
 }
+
+
+def counted(num: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural."""
+    return f"{num} {noun}{'' if num == 1 else 's'}"
+
+
+def abbreviated(text: str) -> str:
+    """Return a command of more than 300 characters without its middle."""
+    if len(text) <= _MAX_COMMAND_CHARS:
+        return text
+    return f"{text[: _MAX_COMMAND_CHARS - _TAIL_CHARS - 3]} … {text[-_TAIL_CHARS:]}"
 
 
 def metric_name(name: str) -> str:

@@ -1,0 +1,99 @@
+"""The groups of the `lucid` command, and the one place where errors become exit codes."""
+
+import importlib
+import io
+import traceback
+from collections.abc import Mapping, Sequence
+
+import click
+
+from lucid_cli import __version__
+from lucid_cli.command import CannotStartError
+from lucid_cli.output import say, warn
+from lucid_profiler.errors import EnvironmentUnusableError, NotComparableError, ReportError
+
+INTERNAL_ERROR = 1
+INTERRUPTED = 130
+
+__all__ = ["INTERRUPTED", "cli", "run"]
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when they are needed.
+
+    Args:
+        modules: by command name, the module of `lucid_cli.commands` that has a click command called `command`.
+    """
+
+    def __init__(self, *, modules: Mapping[str, str], **settings: object) -> None:
+        super().__init__(**settings)  # type: ignore[arg-type]
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        if cmd_name not in self._modules:
+            return None
+        module = importlib.import_module(f"lucid_cli.commands.{self._modules[cmd_name]}")
+        command: click.Command = module.command
+        return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def cli() -> None:
+    """Measure whether a training run became faster, and whether not one bit of it changed."""
+
+
+cli.add_command(
+    _LazyGroup(
+        name="profile",
+        help="Run a training command natively and captured, in pairs of fresh processes.",
+        modules={"run": "profile_run"},
+    )
+)
+cli.add_command(
+    _LazyGroup(
+        name="report",
+        help="Show, compare and check reports.",
+        modules={"show": "report_show", "diff": "report_diff", "validate": "report_validate"},
+    )
+)
+
+
+def run(args: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    try:
+        result = cli.main(args=list(args), prog_name="lucid", standalone_mode=False)
+    except click.ClickException as error:
+        text = io.StringIO()
+        error.show(text)
+        say(text.getvalue().removesuffix("\n"))
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except SystemExit:
+        # click ends the process itself in one case: nobody reads the help that it prints.
+        return 0
+    except Exception as error:  # noqa: BLE001 - what lucid does not know is shown whole, as an internal error
+        exit_code = _exit_code(error)
+        if exit_code is None:
+            say(traceback.format_exc().removesuffix("\n"))
+            return INTERNAL_ERROR
+        warn(str(error) if not isinstance(error, OSError) else _os_error(error), kind="Error")
+        return exit_code
+    return result if isinstance(result, int) else 0
+
+
+def _exit_code(error: Exception) -> int | None:
+    """Return the exit code of an error that lucid knows; None for a fault of lucid itself."""
+    if isinstance(error, CannotStartError):
+        return error.exit_code
+    codes = {ReportError: 7, NotComparableError: 5, EnvironmentUnusableError: 9, OSError: 9}
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
+
+
+def _os_error(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

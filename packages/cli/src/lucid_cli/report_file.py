@@ -1,0 +1,90 @@
+"""The file that a report goes to: tried before anything runs, begun only when the first run has started."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import click
+
+from lucid_profiler.writer import Writer
+
+__all__ = ["ReportFile"]
+
+_STANDARD = {1: "standard output, where the table goes", 2: "standard error, where the progress goes"}
+
+
+def _exists(path: str) -> click.UsageError:
+    return click.UsageError(f"{path} exists already; name another file with -o, or add --overwrite")
+
+
+def _is_null(info: os.stat_result) -> bool:
+    return stat.S_ISCHR(info.st_mode) and info.st_rdev == Path(os.devnull).stat().st_rdev
+
+
+def _refuse_standard(path: str, info: os.stat_result) -> None:
+    for number, words in _STANDARD.items():
+        try:
+            is_same = os.path.samestat(info, os.fstat(number))
+        except OSError:
+            continue
+        if is_same:
+            raise click.UsageError(f"the report cannot go to {path}: it is {words}")
+
+
+class ReportFile:
+    """A report that can be written, as far as that can be known without touching what is there.
+
+    A device or a pipe is opened at once, since that loses nothing.
+
+    Args:
+        path: where it goes.
+        overwrite: whether to replace a file.
+
+    Raises:
+        UsageError: it cannot be written, or the file exists and is not to be replaced.
+    """
+
+    def __init__(self, path: str, *, overwrite: bool) -> None:
+        if path == "-":
+            raise click.UsageError("-o -: the report needs a file, since the table goes to standard output")
+        self.path = path
+        self._overwrite = overwrite
+        self._writer: Writer | None = None
+        try:
+            self._try()
+        except FileExistsError as error:
+            raise _exists(path) from error
+        except OSError as error:
+            raise click.UsageError(f"the report {path} cannot be written: {error.strerror}") from error
+
+    def open(self) -> Writer:
+        """Begin the report; what the file held before is lost.
+
+        Raises:
+            UsageError: the file has come to exist meanwhile.
+            OSError: it can no longer be written.
+        """
+        if self._writer is not None:
+            return self._writer
+        try:
+            return Writer(self.path, overwrite=self._overwrite)
+        except FileExistsError as error:
+            raise _exists(self.path) from error
+
+    def _try(self) -> None:
+        path = Path(self.path)
+        if not path.exists():
+            target = path.resolve() if self._overwrite else path
+            os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+            target.unlink()
+            return
+        info = path.stat()
+        if not _is_null(info):
+            _refuse_standard(self.path, info)
+        if stat.S_ISCHR(info.st_mode) or stat.S_ISFIFO(info.st_mode):
+            self._writer = Writer(self.path, overwrite=True)
+        elif not self._overwrite:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
+        else:
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
