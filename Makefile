@@ -25,7 +25,7 @@ demo: $(INSTALLED)  ## profile the digits example twice, show one report, compar
 test: lint types check  ## lint, types and every test that needs no GPU
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 
 types: $(INSTALLED)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lucid_cli.workloads.detection.errors import WorkloadError
 
 from lucid_cli.workloads.detection.checkpoint import (
     load_checkpoint,
@@ -12,6 +11,7 @@ from lucid_cli.workloads.detection.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
+from lucid_cli.workloads.detection.errors import WorkloadError
 
 
 def test_contents_come_back(tmp_path: Path) -> None:
