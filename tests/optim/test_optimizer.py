@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lucid_optim import Muon, MuSGD, RuleOptimizer
-from support.reference import bits
+from support.reference import bits, pickled
 
 
 def filled(optimizer: torch.optim.Optimizer, seed: int = 0) -> None:
@@ -561,9 +561,7 @@ def test_copies_keep_every_factor_and_the_capture_flag(way: str) -> None:
         flag, copied = results.get(timeout=60)
         child.join(60)
     else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch 2.4 and 2.5 unpickle tensors through torch.load
-            twin = pickle.loads(pickle.dumps(optimizer)) if way == "pickle" else copy.deepcopy(optimizer)
+        twin = pickled(optimizer) if way == "pickle" else copy.deepcopy(optimizer)
         filled(twin, 9)
         twin.step()
         assert twin.capture_orthogonalization is False
@@ -843,7 +841,7 @@ def test_state_of_a_subclass_survives_copies_and_checkpoints() -> None:
     assert optimizer.state["global"] == {"counter": 3}  # type: ignore[index]
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))])
+@pytest.mark.parametrize("way", [copy.deepcopy, pickled])
 def test_an_optimizer_that_steps_can_be_copied_whatever_its_values(way: Callable[[MuSGD], MuSGD]) -> None:
     """A scheduler may have set what the constructor would refuse; a copy is no place to complain."""
     optimizer = small(capture_orthogonalization=True)

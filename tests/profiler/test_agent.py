@@ -60,7 +60,9 @@ class Twice(torch.optim.SGD):
 
 made, judge, late = nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(2, 2, bias=False)
 first = Twice(made.parameters(), lr=0.1)
-second = torch.optim.Adam(list(judge.named_parameters()), lr=0.1)
+# Optimizers take named parameters from torch 2.6 on; before, the names come from the module.
+named = list(judge.named_parameters()) if torch.__version__ >= "2.6" else judge.parameters()
+second = torch.optim.Adam(named, lr=0.1)
 free = torch.optim.SGD([torch.zeros(3, requires_grad=True)], lr=0.1)
 
 def closure():

@@ -1,10 +1,20 @@
 """Independent references: one parameter at a time, float64, written from the published formulas."""
 
 import math
+import pickle
+import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def pickled(value: Any) -> Any:
+    """Return what comes back from pickling a value, as it goes to another process."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.4 and 2.5 unpickle tensors through torch.load
+        return pickle.loads(pickle.dumps(value))
 
 
 def bits(tensor: Tensor) -> bytes:

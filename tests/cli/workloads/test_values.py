@@ -1,6 +1,5 @@
 """The values that travel between data, network, loss and metric."""
 
-import pickle
 import subprocess
 import sys
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 
 from lucid_cli.workloads.detection.values import Batch
+from support.reference import pickled
 
 
 def batch_of_three() -> Batch:
@@ -36,7 +36,7 @@ def test_a_batch_moves_between_devices_and_processes() -> None:
     meta = batch.to("meta", non_blocking=True)
     assert {meta.images.device.type, meta.boxes.device.type, meta.classes.device.type} == {"meta"}
     assert meta.image_index.shape == (3,)
-    assert torch.equal(pickle.loads(pickle.dumps(batch)).boxes, batch.boxes)
+    assert torch.equal(pickled(batch).boxes, batch.boxes)
 
 
 @pytest.mark.gpu
