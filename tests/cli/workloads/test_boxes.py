@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lucid_cli.workloads.detection.boxes import area, clip, complete_iou, iou, pairwise_iou
+from lucid_cli.workloads.detection.boxes import area, complete_iou, iou, pairwise_iou
 
 Box = tuple[float, float, float, float]
 
@@ -151,10 +151,3 @@ def test_disjoint_boxes_are_drawn_together() -> None:
     complete_iou(box, torch.tensor([[50.0, 0.0, 60.0, 10.0]])).sum().backward()
     assert box.grad is not None
     assert float(box.grad[0, 0] + box.grad[0, 2]) > 0
-
-
-def test_clipping_keeps_what_lies_in_the_image() -> None:
-    """A box inside stays, one across an edge is cut, one outside loses its area; no boxes stay none."""
-    clipped = clip(torch.tensor([[1.0, 2, 3, 4], [-5, -5, 50, 50], [70, 1, 80, 9]]), width=40, height=30)
-    assert clipped.tolist() == [[1, 2, 3, 4], [0, 0, 40, 30], [40, 1, 40, 9]]
-    assert clip(torch.zeros(0, 4), width=4, height=4).shape == (0, 4)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["area", "clip", "complete_iou", "iou", "pairwise_iou"]
+__all__ = ["area", "complete_iou", "iou", "pairwise_iou"]
 
 # Below these, in pixels and square pixels, a side or an area counts as none; they bound quotients and their gradients.
 MIN_SIDE = 1e-3
@@ -15,12 +15,6 @@ MIN_AREA = MIN_SIDE**2
 def area(boxes: Tensor) -> Tensor:
     """Return the areas `(...)` of boxes `(..., 4)`."""
     return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
-
-
-def clip(boxes: Tensor, *, width: float, height: float) -> Tensor:
-    """Return the part of boxes `(..., 4)` that lies in an image; a box outside keeps no area."""
-    x, y = boxes[..., 0::2].clamp(0, width), boxes[..., 1::2].clamp(0, height)
-    return torch.stack([x[..., 0], y[..., 0], x[..., 1], y[..., 1]], dim=-1)
 
 
 def iou(a: Tensor, b: Tensor) -> Tensor:
