@@ -68,8 +68,13 @@ class Lucid:
             cwd=self.directory,
             env={**self._env(), **(env or {})},
             check=False,
-            timeout=60,
-            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings},
+            **{
+                "timeout": 60,
+                "stdin": subprocess.DEVNULL,
+                "stdout": subprocess.PIPE,
+                "stderr": subprocess.PIPE,
+                **settings,
+            },
         )
         out, err = (b"" if data is None else data for data in (done.stdout, done.stderr))
         return Ran(done.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), self.report)

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lucid_profiler.records import (
     CaptureReport,
     Header,
     Metric,
+    Phase,
     Run,
     RunStatus,
     State,
@@ -45,6 +47,7 @@ def write_report(
     notes: tuple[str, ...] = (),
     overridden: bool = False,
     num_processes: int = 1,
+    phases: Mapping[str, Sequence[tuple[str, float]]] | None = None,
 ) -> Report:
     """Write a report and return it.
 
@@ -59,6 +62,7 @@ def write_report(
         notes: of each run.
         overridden: whether the arm won over an explicit argument of the script, in each run.
         num_processes: that recorded in each run.
+        phases: by arm, name and share of the wall of one phase after the other.
     """
     slots = plan_slots(len(walls), 0)
     header = Header(
@@ -95,10 +99,19 @@ def write_report(
                 },
                 capture=(replace(_capture(slot.arm, (reasons or {}).get(slot.arm)), overridden=overridden),),
                 agent=AgentHealth(loaded=True, num_processes=num_processes, num_steps=640),
+                phases=_phases((phases or {}).get(slot.arm, ()), wall),
                 notes=notes,
             )
             recorder.add_run(run, _observation(run, (states or {}).get(slot.slot, MODEL)))
         return recorder.finish("failed" if statuses else "complete")
+
+
+def _phases(shares: Sequence[tuple[str, float]], wall: Wall) -> tuple[Phase, ...]:
+    begins = [0, *accumulate(round(share * wall.end_ns) for _, share in shares)]
+    return tuple(
+        Phase(name=name, begin_ns=begin, end_ns=end)
+        for (name, _), (begin, end) in zip(shares, pairwise(begins), strict=True)
+    )
 
 
 def _capture(arm: str, reasons: dict[str, int] | None) -> CaptureReport:

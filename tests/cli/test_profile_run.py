@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from cli.harness import Lucid
+from lucid_cli import app, built_in
+from lucid_cli.commands.profile_run import command
+from lucid_cli.experiment import default_pairs
+from lucid_profiler.nvml import read_nvml
 
 WRITE_ARGV = "import json, os, sys; json.dump([os.fsencode(a).hex() for a in sys.argv[1:]], open('argv.json', 'w'))"
 WRITE_ENV = (
@@ -165,8 +170,6 @@ def test_a_child_that_ignores_sigchld_is_reaped_like_any_other(lucid: Lucid) -> 
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
-        (("profile", "run"), "a command is needed"),
-        (("profile", "run", "--"), "a command is needed"),
         (("profile", "run", "--pairs", "0", "--", "true"), "--pairs"),
         (("profile", "run", "--pairs", "many", "--", "true"), "--pairs"),
         (("profile", "run", "--unknown", "--", "true"), "--unknown"),
@@ -190,6 +193,72 @@ def test_usage_errors_are_found_before_anything_runs(lucid: Lucid, args: tuple[s
     assert cause in ran.err
     assert not (lucid.directory / "ran").exists()
     assert (lucid.directory / "taken.jsonl").read_text() == "mine"
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]])
+def test_without_a_command_the_built_in_fit_is_measured(lucid: Lucid, separator: list[str]) -> None:
+    """The command in the report is the one that was run: the module, under the interpreter that runs lucid."""
+    package = lucid.directory / "lucid_cli" / "workloads"
+    package.mkdir(parents=True)
+    (package / "detection.py").write_text("print('stands in for the fit')")
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    ran = lucid("profile", "run", "-o", "report.jsonl", "-v", *separator)
+    assert ran.code == 0, ran.err
+    (header,) = ran.records("header")
+    assert header["command"] == [sys.executable, "-m", "lucid_cli.workloads.detection"]
+    assert header["pairs"] == (6 if read_nvml().gpus else 2)
+    assert header["discarded_pairs"] == 1
+    assert ran.err.count("stands in for the fit\n") == 2 * (header["pairs"] + 1)
+
+
+@pytest.mark.parametrize(
+    ("is_built_in", "has_gpu", "pairs"), [(True, False, 2), (True, True, 6), (False, False, 6), (False, True, 6)]
+)
+def test_six_pairs_are_the_default_and_two_where_nothing_can_be_captured(
+    pairs: int, *, is_built_in: bool, has_gpu: bool
+) -> None:
+    """Both are even, and the help says so."""
+    assert default_pairs(is_built_in=is_built_in, has_gpu=has_gpu) == pairs
+    text = CliRunner().invoke(command, ["--help"]).output
+    assert "[default: 6; 2 for the built-in fit without a GPU]" in " ".join(text.split())
+
+
+def test_the_built_in_fit_says_what_it_lacks_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One line with the packages and how to get them, exit code 9, no report."""
+    missing = {"torch", "sklearn"}
+    monkeypatch.setattr(built_in, "find_spec", lambda name: None if name in missing else object())
+    monkeypatch.chdir(tmp_path)
+    assert app.run(["profile", "run"]) == 9
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("Error: the built-in fit needs torch and scikit-learn: run `")
+    assert "-m pip install torch scikit-learn`" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_parts_of_a_small_fit_are_observed_and_its_time_is_told(lucid: Lucid) -> None:
+    """Both arms end in the same bytes in every part; the text has the phases and the settings."""
+    fit = ["-m", "lucid_cli.workloads.detection", "--preset", "quick", "--device", "cpu", "--checkpoint", "fit.pt"]
+    small = ["--num-train", "32", "--num-val", "8", "--batch", "8", "--epochs", "2", "--warmup-epochs", "1"]
+    ran = lucid.profile(sys.executable, *fit, *small)
+    assert ran.code == 0, ran.err
+    (pair,) = ran.records("pair")
+    assert pair["parity"]["status"] == "equal"
+    parts = {state["part"] for state in ran.records("state")}
+    assert {"model", "optimizer", "scheduler", "ema", "losses", "metrics", "determinism"} <= parts
+    for record in ran.records("run"):
+        assert record["wall"]["source"] == "fit"
+        names = [phase["name"] for phase in record["phases"]]
+        assert names == ["load", "warm-up", "validate", "checkpoint", "train", "validate", "checkpoint"]
+    table = ran.out.split("\nphase ")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table[1:6]] == ["load", "warm-up", "validate", "checkpoint", "train"]
+    text = " ".join(ran.out.split())
+    assert "CUBLAS_WORKSPACE_CONFIG=':4096:8'" in text
+    assert "torch.use_deterministic_algorithms=True" in text
 
 
 def test_overwrite_replaces_a_report_and_the_default_name_is_new(lucid: Lucid) -> None:

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from cli.reports import CREATED, FLIPPED, MODEL, WALLS, write_report
 from lucid_cli.reporters.difference import render_difference
 from lucid_cli.reporters.layout import WIDTH, columns, labelled
+from lucid_cli.reporters.phases import MAX_PHASES
 from lucid_cli.reporters.sentences import NO_CUDA
-from lucid_cli.reporters.table import render_report
+from lucid_cli.reporters.table import METRICS_PART, SETTINGS_PART, render_report
 from lucid_cli.reporters.words import amount, percent, scale
 from lucid_profiler.compare import analyze, diff
+from lucid_profiler.digest import digest_state
 from lucid_profiler.reader import Report
 
 TABLE = """\
@@ -57,6 +59,57 @@ def test_a_report_is_shown_as_one_table_and_a_sentence(tmp_path: Path) -> None:
     changes = sorted(100 * (captured / native - 1) for native, captured in WALLS)
     assert f"{median(changes):+.2f}" == "-10.01"
     assert f"[{changes[0]:+.2f}, {changes[-1]:+.2f}]" == "[-10.30, -9.63]"
+
+
+PHASES = """\
+phase         native     of wall  captured  of wall
+load          12.085 s   10.0 %   10.875 s  10.0 %
+train         108.765 s  90.0 %   87.000 s  80.0 %
+(not marked)  -          -        10.875 s  10.0 %
+"""
+
+
+def test_the_time_of_each_phase_is_shown_by_arm(tmp_path: Path) -> None:
+    """Seconds and share of the wall, medians over the runs; what recurs is summed, what nobody marked has its row."""
+    marks = {
+        "native": [("load", 0.1), ("train", 0.4), ("train", 0.5)],
+        "captured": [("load", 0.1), ("train", 0.8)],
+    }
+    blocks = _show(write_report(tmp_path / "r.jsonl", phases=marks)).split("\n\n")
+    assert blocks[3] + "\n" == PHASES
+    assert "of wall" not in TABLE
+
+
+def test_of_many_phases_the_longest_are_shown(tmp_path: Path) -> None:
+    """A name a step fills no screen; names of 200 characters fit."""
+    marks = [(f"step {index}" + "x" * 190, 0.001 * index) for index in range(40)]
+    text = _show(write_report(tmp_path / "r.jsonl", phases={"native": marks, "captured": marks}))
+    (table,) = [block for block in text.split("\n\n") if block.startswith("phase ")]
+    lines = table.splitlines()
+    assert lines[-1] == f"and {40 - MAX_PHASES} shorter"
+    assert [line.split("x")[0] for line in lines[1:-2]] == [f"step {index}" for index in range(40 - MAX_PHASES + 1, 40)]
+    assert lines[-2].startswith("(not marked)")
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_the_settings_that_a_script_hands_over_are_named(tmp_path: Path) -> None:
+    """Each flag with its value, read from the report itself."""
+    report = write_report(tmp_path / "r.jsonl")
+    digest = digest_state({"torch.use_deterministic_algorithms": True, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
+    state = dataclasses.replace(report.states[0], part=SETTINGS_PART, values=digest.values)
+    text = _show(dataclasses.replace(report, states=(*report.states, state)))
+    assert "settings  CUBLAS_WORKSPACE_CONFIG=':4096:8', torch.use_deterministic_algorithms=True\n" in text
+
+
+def test_the_metrics_that_a_script_hands_over_are_named_unless_runs_differ(tmp_path: Path) -> None:
+    """Numbers at the top with four digits; those of single epochs stay in the file; with two truths there is none."""
+    report = write_report(tmp_path / "r.jsonl")
+    digest = digest_state({"ap": 1 / 3, "num_images": 64, "epochs": [{"ap": 0.1}]})
+    state = dataclasses.replace(report.states[0], part=METRICS_PART, values=digest.values)
+    states = (*report.states, state)
+    assert "metrics   ap=0.3333, num_images=64\n" in _show(dataclasses.replace(report, states=states))
+    other = dataclasses.replace(state, run=1, digest="0" * 64)
+    assert "metrics   ap" not in _show(dataclasses.replace(report, states=(*states, other)))
 
 
 def test_a_difference_names_run_part_and_tensor_and_is_the_verdict(tmp_path: Path) -> None:

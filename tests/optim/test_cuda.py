@@ -149,18 +149,8 @@ def test_kernel_launches_do_not_grow_with_the_number_of_parameters(
         return kernel_launches(optimizer, tmp_path)
 
     shallow = count(2)
-    assert shallow > 50
+    assert shallow > 20
     assert count(6) <= shallow + 4  # a multi-tensor kernel takes about a hundred tensors
-
-
-def test_capture_answers_that_it_is_not_there_yet() -> None:
-    """On CUDA the counted reason is not_implemented."""
-    params = params_on_device()
-    optimizer = MuSGD(params, lr=0.1, capture_updates=True)
-    for param in params:
-        param.grad = torch.randn_like(param)
-    optimizer.step()
-    assert optimizer.capture_report().groups[0].reasons == {"not_implemented": 1}
 
 
 def test_a_scaler_skips_an_overflow_and_leaves_every_byte() -> None:

@@ -615,7 +615,7 @@ def test_a_variable_that_is_neither_0_nor_1_is_refused(monkeypatch: pytest.Monke
         small()
 
 
-@pytest.mark.parametrize("key", ["capture_updates", "capture_orthogonalization"])
+@pytest.mark.parametrize("key", ["capture_updates", "capture_orthogonalization", "strict"])
 def test_capture_flags_take_only_booleans(key: str) -> None:
     """A string such as "False" would otherwise switch capture on."""
     with pytest.raises(TypeError, match=f"{key} must be True"):
@@ -624,7 +624,7 @@ def test_capture_flags_take_only_booleans(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["capture_updates", "capture_orthogonalization"])
 def test_capture_on_the_cpu_answers_native_with_a_counted_reason(key: str) -> None:
-    """The report of a group counts each native step under the reason why."""
+    """The report counts each native step, or orthogonalisation, under the reason why."""
     optimizer, plain = small(**{key: True}), small()
     optimizer.add_param_group({"params": []})
     for step in range(3):
@@ -633,8 +633,10 @@ def test_capture_on_the_cpu_answers_native_with_a_counted_reason(key: str) -> No
         optimizer.step()
         plain.step()
     report = optimizer.capture_report()
-    assert report.requested is (key == "capture_updates")
-    assert [group.reasons for group in report.groups] == [{"no_cuda": 3}, {}]
+    is_whole = key == "capture_updates"
+    assert report.requested is is_whole
+    assert [group.reasons for group in report.groups] == [{"no_cuda" if is_whole else "not_requested": 3}, {}]
+    assert report.orthogonalization_reasons == ({} if is_whole else {"no_cuda": 3})
     assert report.as_dict()["groups"][0]["replays"] == 0
     assert plain.capture_report().groups[0].reasons == {"not_requested": 3}
     assert contents(optimizer)[: len(contents(plain))] == contents(plain)

@@ -21,7 +21,7 @@ def bits(tensor: Tensor) -> bytes:
     """Return a tensor's values as row-major bytes, so that -0.0 differs from 0.0 and a NaN equals itself."""
     if tensor.numel() == 0:
         return b""
-    row_major = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    row_major = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
     row_major.view(tensor.shape).copy_(tensor.detach())
     return row_major.view(torch.uint8).numpy().tobytes()
 

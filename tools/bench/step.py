@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--optimizers", nargs="+", default=[], metavar="TEXT", help="only those whose name holds a TEXT"
     )
     parser.add_argument("--channels-last", action="store_true", help="4-d parameters in channels_last memory format")
-    parser.add_argument("--capture", action="store_true", help="also with capture_updates=True")
+    parser.add_argument("--capture", action="store_true", help="also with capture_updates=True, as always on cuda")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write every sample to FILE as JSON lines")
     parser.add_argument("--probe", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -98,7 +98,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if unknown := [name for name in options.shapes if name not in known]:
         parser.error(f"--shapes: {', '.join(unknown)} not in {', '.join(known)}")
     try:
-        options.candidates = select(candidates(capture=options.capture), options.optimizers)
+        options.candidates = select(candidates(capture=options.capture or on_cuda), options.optimizers)
     except ValueError as error:
         parser.error(str(error))
     options.skipped = {} if on_cuda or options.optimizers else too_slow(options.candidates)

@@ -9,7 +9,7 @@ from torch import Tensor
 from lucid_cli.workloads.detection.digits import DigitCanvases, _background
 from lucid_cli.workloads.detection.errors import WorkloadError
 
-SIZES = (96, 128, 640)
+SIZES = (64, 96, 128, 640)
 
 
 def bytes_of(canvases: DigitCanvases, index: int) -> bytes:

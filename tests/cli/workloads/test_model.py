@@ -50,10 +50,11 @@ def test_nano_has_the_size_of_a_small_detector(num_classes: int) -> None:
 
 
 def test_tiny_is_tiny() -> None:
-    """Fewer than 150 thousand parameters, of the same kinds."""
+    """A tenth of nano's parameters in about thirty matrices, for on a CPU the number of operations counts."""
     model = build_detector("tiny", 10)
-    assert num_parameters(model) < 150_000
-    assert all(kinds(model)[kind] > 0 for kind in ("1x1", "depthwise", "full", "strided"))
+    assert num_parameters(model) < 260_000
+    assert sum(param.ndim >= 2 for param in model.parameters()) <= 32
+    assert all(kinds(model)[kind] > 0 for kind in ("1x1", "full", "strided"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -99,7 +100,10 @@ def test_sides_are_never_negative() -> None:
     with torch.no_grad():
         for head in model.heads:
             assert isinstance(head, Head)
-            dict(head.box.named_parameters())["2.bias"].copy_(torch.tensor([-300.0, -20.0, 20.0, 300.0]))
+            last = head.box[-1]
+            assert isinstance(last, nn.Conv2d)
+            assert last.bias is not None
+            last.bias.copy_(torch.tensor([-300.0, -20.0, 20.0, 300.0]))
         found = model(torch.rand(1, 3, 64, 64))
     assert found.boxes.isfinite().all()
     assert (found.boxes[..., 2:] >= found.boxes[..., :2]).all()

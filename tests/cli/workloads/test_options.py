@@ -12,7 +12,7 @@ def test_the_log_preset_carries_the_settings_of_the_log() -> None:
     options = parse(["--preset", "log"], has_cuda=False)
     assert (options.model, options.size, options.batch, options.epochs) == ("nano", 640, 4, 10)
     assert (options.seed, options.workers, options.threads) == (42, 4, 4)
-    assert (options.num_train, options.num_val, options.clip) == (256, 32, 10.0)
+    assert (options.num_train, options.num_val, options.clip, options.scale) == (256, 32, 10.0, 0.5)
 
 
 @pytest.mark.parametrize(("has_cuda", "model"), [(True, "nano"), (False, "tiny")])
@@ -34,6 +34,7 @@ def test_flags_win_over_the_preset() -> None:
         (["--size", "100"], "--size must be a multiple of 32, got 100"),
         (["--batch", "0"], "--batch must be at least 1, got 0"),
         (["--num-train", "4", "--batch", "8"], "--num-train 4 is less than one batch of 8"),
+        (["--scale", "1"], "--scale must be at least 0 and below 1, got 1.0"),
         (["--workers", "-1"], "--workers must be 0 or more"),
         (["--images", "folder"], "--images and --annotations go together"),
         (["--resume"], "--resume needs --checkpoint"),

@@ -1,5 +1,6 @@
 """Which matrices are orthogonalised together, and the copies in and out of those batches.
 
+All of them at once where the device has `grouped`'s kernels; elsewhere, and with any other scheme, in batches.
 Matrices share a batch when they have the same shape up to transposition: the wide ones lie first, the tall ones follow
 as transposes. Nothing is padded, so a batch does no work that its matrices would not do alone.
 """
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lucid_optim import grouped
 from lucid_optim.layout import MemoryMatrix, memory_matrix
 
-__all__ = ["Bucket", "orthogonalize_all", "plan"]
+__all__ = ["Bucket", "in_buckets", "orthogonalize_all", "plan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +72,24 @@ def _stack(matrices: Sequence[Tensor], bucket: Bucket) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def orthogonalize_all(updates: Sequence[Tensor], scheme: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Orthogonalise updates in batches of equal shape.
+def in_buckets(matrices: Sequence[Tensor], scheme: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Orthogonalise each `(rows, cols)` matrix in a batch of its shape."""
+    results = list(matrices)
+    for bucket in plan(tuple((matrix.shape[0], matrix.shape[1]) for matrix in matrices)):
+        batch = scheme(_stack(matrices, bucket)).to(matrices[0].dtype)
+        wide, tall = batch[: len(bucket.wide)], batch[len(bucket.wide) :].mT.contiguous()
+        for positions, part in ((bucket.wide, wide), (bucket.tall, tall)):
+            for position, matrix in zip(positions, part.unbind(), strict=True):
+                results[position] = matrix
+    return results
 
-    The number of kernels grows with the number of distinct shapes, not with the number of updates, as long as each
-    update is dense with its first dimension outermost or innermost in memory (row-major, channels_last, transposed).
+
+def orthogonalize_all(updates: Sequence[Tensor], scheme: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Orthogonalise updates, all at once or in batches of equal shape.
+
+    The number of kernels grows at most with the number of distinct shapes, not with the number of updates, as long as
+    each update is dense with its first dimension outermost or innermost in memory (row-major, channels_last,
+    transposed).
 
     Args:
         updates: Tensors of shape `(rows, ...)`, two dimensions or more, none empty, one device and dtype; read only.
@@ -83,14 +98,14 @@ def orthogonalize_all(updates: Sequence[Tensor], scheme: Callable[[Tensor], Tens
     Returns:
         One tensor an update, of its shape, strides and dtype. Results share storage with one another, never with
         `updates`.
+
+    Raises:
+        ValueError: If `LUCID_GROUPED`, which 0 switches the kernels off with, is neither 0 nor 1.
     """
     memories = [memory_matrix(update.shape, update.stride()) for update in updates]
     matrices = [_matrix(update, memory) for update, memory in zip(updates, memories, strict=True)]
-    results = list(updates)
-    for bucket in plan(tuple((matrix.shape[0], matrix.shape[1]) for matrix in matrices)):
-        batch = scheme(_stack(matrices, bucket)).to(updates[0].dtype)
-        wide, tall = batch[: len(bucket.wide)], batch[len(bucket.wide) :].mT.contiguous()
-        for positions, part in ((bucket.wide, wide), (bucket.tall, tall)):
-            for position, matrix in zip(positions, part.unbind(), strict=True):
-                results[position] = _like(matrix, updates[position], memories[position])
-    return results
+    if grouped.supports(scheme, matrices):
+        results = grouped.orthogonalize(matrices, scheme, dtype=updates[0].dtype)
+    else:
+        results = in_buckets(matrices, scheme)
+    return [_like(result, update, memory) for result, update, memory in zip(results, updates, memories, strict=True)]

@@ -1,81 +1,273 @@
-"""What a step may rely on: whether capture was asked for, why it is not eligible, and which tensors share memory."""
+"""What a recording relies on, written down when it is made and compared at every step.
 
-import functools
-import os
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+A recording reads and writes fixed addresses. It may be replayed while every tensor that the step touches is the object
+it was, lies where it lay, and shares no byte that somebody writes. All groups with gradients are watched, also those
+that run natively beside the recording, because their writes could reach into it.
+"""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-__all__ = ["byte_range", "native_reason", "requested_capture", "shares_memory"]
+from lucid_optim import graphs
+from lucid_optim.layout import is_dense
+from lucid_optim.memory import WrittenRanges
+from lucid_optim.private import are_at, tensor_guards
+from lucid_optim.rule import Group
+
+__all__ = ["Certificate", "Layouts", "Members", "Watch", "ineligibility"]
+
+State = Mapping[Any, Mapping[str, Any]]
+# Addresses a gradient that are remembered; allocators come back to a few.
+MANY = 16
 
 
-def requested_capture(explicit: bool | None, environment: Mapping[str, str] = os.environ) -> tuple[bool, bool]:
-    """Decide whether capture is on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """The parameters of one group that take part in a step: those with a gradient and at least one element.
 
-    `LUCID_CAPTURE_UPDATES` (0 or 1) is the default where nothing explicit was said, and wins over an explicit argument
-    inside an arm of `lucid profile run`, which sets `LUCID_PROFILE_ARM`.
+    Attributes:
+        position: Of the group among `param_groups`.
+        places: Of the parameters in the group's list.
+        params: The parameters.
+        gradients: Their gradients.
+    """
+
+    position: int
+    places: Sequence[int]
+    params: list[Tensor]
+    gradients: list[Tensor]
+
+    @classmethod
+    def of(cls, position: int, group: Group) -> "Members":
+        """Return the members of a group now."""
+        params: list[Tensor] = group["params"]
+        found: list[Any] = [param.grad for param in params]
+        if type(None) not in set(map(type, found)) and all(map(Tensor.numel, params)):
+            # What nearly every step is, at the speed of nearly no Python.
+            return cls(position=position, places=range(len(params)), params=list(params), gradients=found)
+        places = [place for place, param in enumerate(params) if found[place] is not None and param.numel()]
+        return cls(
+            position=position,
+            places=places,
+            params=[params[place] for place in places],
+            gradients=[found[place] for place in places],
+        )
+
+
+def ineligibility(members: Members, buffers: Sequence[Tensor] = ()) -> str | None:
+    """Return the key of `REASONS` that keeps a group out of every recording, or None.
 
     Args:
-        explicit: The constructor's argument.
-        environment: Where the variables are looked up.
-
-    Returns:
-        The decision, and whether it went against `explicit`.
-
-    Raises:
-        TypeError: If `explicit` is not a bool or None.
-        ValueError: If `LUCID_CAPTURE_UPDATES` is set to anything but 0 or 1.
+        members: The group's parameters and gradients.
+        buffers: The parameters' buffers, as far as they have been made.
     """
-    if explicit is not None and not isinstance(explicit, bool):
-        raise TypeError(f"capture_updates must be True, False or None, got {explicit!r}")
-    text = environment.get("LUCID_CAPTURE_UPDATES", "")
-    if text not in {"", "0", "1"}:
-        raise ValueError(f"LUCID_CAPTURE_UPDATES must be 0 or 1, got {text!r}")
-    inside_arm = bool(environment.get("LUCID_PROFILE_ARM"))
-    if explicit is not None and not (inside_arm and text):
-        return explicit, False
-    decision = text == "1"
-    return decision, explicit is not None and explicit != decision
-
-
-def native_reason(parameters: Sequence[Tensor], *, requested: bool) -> str:
-    """Return the key of `REASONS` that says why these parameters' step runs natively."""
-    if not requested:
-        return "not_requested"
-    if not parameters or not all(parameter.is_cuda for parameter in parameters):
+    device = members.params[0].device
+    if not graphs.can_capture(device):
         return "no_cuda"
-    return "not_implemented"
+    faults = (_written_fault(tensor, device) for tensor in (*members.params, *buffers))
+    reason = next(filter(None, faults), None)
+    if reason is None and any(_is_unusual(gradient, device) for gradient in members.gradients):
+        return "gradient"
+    return reason
 
 
-def byte_range(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses `[begin, end)` between a tensor's first and last byte; empty for an empty tensor."""
-    begin = tensor.data_ptr()
-    return begin, begin + _extent(tensor.shape, tensor.stride()) * tensor.element_size()
+def _written_fault(tensor: Tensor, device: torch.device) -> str | None:
+    """Return the key of `REASONS` for a parameter or buffer that cannot be recorded on a device, or None."""
+    if type(tensor) not in {Tensor, Parameter}:
+        return "subclass"
+    if tensor.device != device:
+        return "several_devices"
+    if tensor.dtype != torch.float32:
+        return "dtype"
+    return None if is_dense(tensor) and not tensor.is_neg() else "layout"
 
 
-@functools.lru_cache(maxsize=8192)
-def _extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Return the number of elements between the first and the last one, both counted; 0 without elements."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+def _is_unusual(gradient: Tensor, device: torch.device) -> bool:
+    kind = (type(gradient), gradient.layout, gradient.dtype, gradient.device, gradient.is_neg())
+    return kind != (Tensor, torch.strided, torch.float32, device, False)
 
 
-def shares_memory(written: Iterable[Tensor], read: Iterable[Tensor]) -> bool:
-    """Tell whether a written tensor's byte range meets another written one's, or a read one's.
+def _facts(tensor: Tensor) -> tuple[object, ...]:
+    """Return what a kernel is told of a tensor besides its address; strides of size-1 dimensions say nothing."""
+    if tensor.layout != torch.strided:
+        return type(tensor), tensor.layout
+    shape = tensor.shape
+    strides = tuple(stride for size, stride in zip(shape, tensor.stride(), strict=True) if size > 1)
+    return type(tensor), tensor.dtype, tensor.device, shape, strides, tensor.is_neg()
 
-    Ranges are compared, not elements: interleaved slices of one base count as shared. Read tensors may share memory
-    among themselves.
+
+class Layouts:
+    """Type, dtype, device, shape, strides and negative bit of some tensors, to be compared with as many later ones.
+
+    Args:
+        tensors: What is described; none is kept.
     """
-    ranges = sorted(span for span in map(byte_range, written) if span[0] < span[1])
-    if any(first[1] > second[0] for first, second in pairwise(ranges)):
-        return True
-    begins = [begin for begin, _ in ranges]
-    for tensor in read:
-        begin, end = byte_range(tensor)
-        position = bisect_right(begins, end - 1)
-        if position and begin < end and ranges[position - 1][1] > begin:
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._facts = list(map(_facts, tensors))
+        self._guards = tensor_guards(tensors)
+
+    def hold(self, tensors: Sequence[Tensor]) -> bool:
+        """Tell whether these tensors are of the described kind."""
+        if len(tensors) != len(self._facts):
+            return False
+        if self._guards is not None and self._guards.check(*tensors):
             return True
-    return False
+        if list(map(_facts, tensors)) != self._facts:
+            return False
+        self._guards = tensor_guards(tensors)
+        return True
+
+
+def _addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return list(map(Tensor.data_ptr, tensors))
+
+
+def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Tell whether two sequences hold the same objects; tensors have an equality of their own."""
+    return len(first) == len(second) and all(map(is_, first, second))
+
+
+class _Places:
+    """Where some tensors lie in memory, and how."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._layouts = Layouts(tensors)
+        self._addresses = _addresses(tensors)
+        self._places = list(range(len(tensors)))
+
+    def hold(self, tensors: list[Tensor]) -> bool:
+        return self._layouts.hold(tensors) and are_at(tensors, self._addresses, self._places)
+
+
+class Watch:
+    """The certified tensors of one group.
+
+    Attributes:
+        position: Of the group.
+        params: Its parameters that have gradients.
+        columns: Their buffers by name, each in the order of `params`.
+        eligibility: The key of `REASONS` that keeps the group out of every recording, or None.
+        gradient_layouts: Of the gradients last seen; another object when they change.
+        gradient_addresses: Where those lie; empty before any was seen.
+    """
+
+    def __init__(self, members: Members, entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+        self.position = members.position
+        self._names = tuple(names)
+        self.params = members.params
+        self.columns = {name: [entry[name] for entry in entries] for name in names}
+        self.buffers = [buffer for column in self.columns.values() for buffer in column]
+        self.eligibility = ineligibility(members, self.buffers)
+        self._places = members.places
+        self._entries = list(entries)
+        self._param_places = _Places(self.params)
+        self._buffer_places = _Places(self.buffers)
+        self.gradient_layouts = Layouts(members.gradients)
+        self._every_place = list(range(len(self.params)))
+        # None of the gradients has been looked at yet.
+        self.gradient_addresses: list[int] = []
+        # Places and addresses of gradients of these layouts that were found good.
+        self._good: set[tuple[int, int]] = set()
+
+    def failure(self, members: Members, state: State, ranges: WrittenRanges, *, is_same_state: bool) -> str | None:
+        """Return the key of `REASONS` for the first clause that does not hold any more, or None.
+
+        Args:
+            members: The group now.
+            state: The optimizer's.
+            ranges: Of all certified parameters and buffers.
+            is_same_state: Whether `state` is known to hold the entries that it held.
+        """
+        if members.places != self._places:
+            return "changed_gradients"
+        if not _are_same(members.params, self.params) or not self._param_places.hold(self.params):
+            return "changed_parameters"
+        if not is_same_state and not _are_same([state.get(param) for param in self.params], self._entries):
+            return "changed_state"
+        buffers = [entry.get(name) for name in self._names for entry in self._entries]
+        if not _are_same(buffers, self.buffers) or not self._buffer_places.hold(self.buffers):
+            return "changed_state"
+        return self._gradient_failure(members.gradients, ranges)
+
+    def _gradient_failure(self, gradients: list[Tensor], ranges: WrittenRanges) -> str | None:
+        """Look at the gradients that are new since the last time that all of them were found good."""
+        is_same_kind = self.gradient_layouts.hold(gradients)
+        if not is_same_kind and not self._are_usable(gradients):
+            return "gradient"
+        if is_same_kind and self.gradient_addresses and are_at(gradients, self.gradient_addresses, self._every_place):
+            return None
+        addresses = _addresses(gradients)
+        if not is_same_kind or len(self._good) > MANY * len(addresses):
+            self._good.clear()
+        places = zip(gradients, enumerate(addresses), strict=True)
+        fresh = [(gradient, place) for gradient, place in places if place not in self._good]
+        if any(ranges.meet(gradient) for gradient, _ in fresh):
+            return "shared_memory"
+        self._good.update(place for _, place in fresh)
+        if not is_same_kind:
+            self.gradient_layouts = Layouts(gradients)
+        self.gradient_addresses = addresses
+        return None
+
+    def _are_usable(self, gradients: Sequence[Tensor]) -> bool:
+        device = self.params[0].device
+        if self.eligibility is None and any(_is_unusual(gradient, device) for gradient in gradients):
+            return False
+        return all(
+            gradient.layout == torch.strided and gradient.shape == param.shape
+            for gradient, param in zip(gradients, self.params, strict=True)
+        )
+
+
+class Certificate:
+    """The certified tensors of all groups that have gradients.
+
+    Args:
+        groups: What takes part in the step, one or more.
+        state: The optimizer's state; the buffers of every member exist.
+        names: For each group position, the buffers of its rule.
+    """
+
+    def __init__(self, groups: Sequence[Members], state: State, names: Mapping[int, Sequence[str]]) -> None:
+        self.watches = {
+            members.position: Watch(members, [state[param] for param in members.params], names[members.position])
+            for members in groups
+        }
+        self._keys = list(state)
+        self._entries = list(state.values())
+        written = [tensor for watch in self.watches.values() for tensor in (*watch.params, *watch.buffers)]
+        self._ranges = WrittenRanges(written)
+        self._overlap = self._ranges.overlap()
+        devices = {watch.params[0].device for watch in self.watches.values() if watch.eligibility is None}
+        self.device = next(iter(devices), None)
+        """Of the groups that can be recorded; those on a second device cannot."""
+
+    def failures(self, groups: Sequence[Members], state: State) -> dict[int, str]:
+        """Return, for each group whose certificate does not hold, the key of `REASONS` that says why."""
+        if [members.position for members in groups] != list(self.watches):
+            return dict.fromkeys((members.position for members in groups), "changed_gradients")
+        if self._overlap:
+            return dict.fromkeys(self.watches, "shared_memory")
+        is_same_state = _are_same(self._keys, list(state)) and _are_same(self._entries, list(state.values()))
+        found = {
+            members.position: self.watches[members.position].failure(
+                members, state, self._ranges, is_same_state=is_same_state
+            )
+            for members in groups
+        }
+        return {position: reason for position, reason in found.items() if reason is not None}
+
+    def ineligible(self) -> dict[int, str]:
+        """Return the groups that no recording can serve, each with its key of `REASONS`."""
+        found = {
+            position: watch.eligibility or ("other_device" if watch.params[0].device != self.device else None)
+            for position, watch in self.watches.items()
+        }
+        return {position: reason for position, reason in found.items() if reason is not None}

@@ -1,7 +1,7 @@
 """What values an optimizer accepts, and the sentences with which it refuses the others."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -16,7 +16,8 @@ __all__ = [
     "check_group",
     "check_saved_buffers",
     "check_state",
-    "check_step",
+    "check_tensors",
+    "check_values",
     "finite",
     "flag",
     "host_value",
@@ -183,22 +184,29 @@ def _buffer_complaint(buffer: Any, parameter: Tensor) -> str | None:
     return None
 
 
-def check_step(rule: Rule, position: int, group: Group, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Raise for whatever would make a group's step fail halfway.
+def check_values(rule: Rule, position: int, group: Group) -> Hashable:
+    """Raise for a group's value that would make its step fail halfway; return its structure.
 
     Ranges are not checked: a scheduler may set what it likes.
 
     Raises:
-        TypeError: If a value of the group has a type or form that the operations cannot run with.
+        TypeError: If a value has a type or form that the operations cannot run with.
         ValueError: Likewise, for values that decide which operations run.
-        RuntimeError: If a parameter, gradient or buffer cannot be used.
     """
     for name, hyperparameter in rule.hyperparameters.items():
         if not hyperparameter.tensor:
             _check_hyperparameter(f"group {position}: {name}", group[name], hyperparameter)
         elif not _is_number(group[name]):
             raise TypeError(f"group {position}: {name} must be a number or a one-element tensor, got {group[name]!r}")
-    rule.structure(group)
+    return rule.structure(group)
+
+
+def check_tensors(rule: Rule, position: int, group: Group, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+    """Raise for a parameter, gradient or buffer that would make a group's step fail halfway.
+
+    Raises:
+        RuntimeError: If one cannot be used; the message names it.
+    """
     names = rule.buffers(group)
     for index, parameter in enumerate(group["params"]):
         gradient = parameter.grad

@@ -17,7 +17,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _rounds_scalars(tensors: Sequence[Tensor]) -> bool:
-    return any(tensor.dtype in _HALF and tensor.device.type == "cpu" for tensor in tensors)
+    # A batch lies on one device.
+    return bool(tensors) and tensors[0].device.type == "cpu" and any(tensor.dtype in _HALF for tensor in tensors)
 
 
 def mul(tensors: list[Tensor], factor: Scalar) -> list[Tensor]:

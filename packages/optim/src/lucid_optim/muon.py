@@ -6,14 +6,13 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.optim.Muon.html
 import math
 from collections.abc import Mapping
 from operator import index
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lucid_optim import foreach
-from lucid_optim.buckets import orthogonalize_all
 from lucid_optim.checks import flag, host_value, non_negative, positive_int, three_numbers
 from lucid_optim.musgd import matching_rms
 from lucid_optim.newton_schulz import QUINTIC, NewtonSchulz
@@ -36,6 +35,22 @@ def _adjustment(value: Any) -> str | None:
     return None if value is None or (isinstance(value, str) and value in ADJUSTMENTS) else f"must be {names}"
 
 
+class MuonStructure(NamedTuple):
+    """What decides the operations of Muon.
+
+    Attributes:
+        scheme: The orthogonalisation.
+        nesterov: Whether the update looks ahead.
+        adjust_lr_fn: A key of `ADJUSTMENTS`.
+        decays: Whether parameters are decayed at all.
+    """
+
+    scheme: NewtonSchulz
+    nesterov: bool
+    adjust_lr_fn: str | None
+    decays: bool
+
+
 class MuonRule(Rule):
     """The update of torch.optim.Muon.
 
@@ -46,19 +61,17 @@ class MuonRule(Rule):
         p ← p − η(adjust(rows, cols) NS(n) + λp)
     """
 
-    @property
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        """The keys of a Muon param group."""
-        return {
-            "lr": Hyperparameter(check=non_negative, tensor=True),
-            "weight_decay": Hyperparameter(check=non_negative, tensor=True),
-            "momentum": Hyperparameter(check=non_negative, tensor=True),
-            "nesterov": Hyperparameter(check=flag),
-            "ns_coefficients": Hyperparameter(check=three_numbers),
-            "eps": Hyperparameter(check=non_negative),
-            "ns_steps": Hyperparameter(check=positive_int),
-            "adjust_lr_fn": Hyperparameter(check=_adjustment),
-        }
+    hyperparameters: ClassVar[Mapping[str, Hyperparameter]] = {
+        "lr": Hyperparameter(check=non_negative, tensor=True),
+        "weight_decay": Hyperparameter(check=non_negative, tensor=True),
+        "momentum": Hyperparameter(check=non_negative, tensor=True),
+        "nesterov": Hyperparameter(check=flag),
+        "ns_coefficients": Hyperparameter(check=three_numbers),
+        "eps": Hyperparameter(check=non_negative),
+        "ns_steps": Hyperparameter(check=positive_int),
+        "adjust_lr_fn": Hyperparameter(check=_adjustment),
+    }
+    is_capturable: ClassVar[bool] = True
 
     def refuses(self, parameter: Tensor, group: Group) -> str | None:  # noqa: ARG002 - the same for every group
         """Refuse vectors and scalars, which another optimizer has to take."""
@@ -73,17 +86,29 @@ class MuonRule(Rule):
         momentum = live(group["momentum"])
         return {"momentum": momentum, "complement": 1 - momentum, "weight_decay": live(group["weight_decay"])}
 
-    def structure(self, group: Group) -> tuple[object, ...]:
+    def structure(self, group: Group) -> MuonStructure:
         """Return what the iteration runs with, the flags, and whether weight decay is skipped."""
-        no_decay = host_value(group["weight_decay"]) == 0
-        return self._scheme(group), bool(group["nesterov"]), group["adjust_lr_fn"], no_decay
+        a, b, c = group["ns_coefficients"]
+        scheme = NewtonSchulz(
+            steps=index(group["ns_steps"]),
+            coefficients=(a, b, c),
+            eps=group["eps"],
+            norm="clamp_eps",
+            dtype=torch.bfloat16,
+        )
+        return MuonStructure(
+            scheme=scheme,
+            nesterov=bool(group["nesterov"]),
+            adjust_lr_fn=group["adjust_lr_fn"],
+            decays=host_value(group["weight_decay"]) != 0,
+        )
 
-    def prepare(self, batch: Batch, group: Group, scalars: Scalars) -> list[Tensor]:
+    def prepare(self, batch: Batch, structure: MuonStructure, scalars: Scalars) -> list[Tensor]:
         """Advance the momentum and return one update a parameter.
 
         Args:
             batch: Parameters, gradients and `momentum_buffer`s; the buffers are written.
-            group: Names the iteration, the flags and the adjustment.
+            structure: Of the batch's group.
             scalars: `momentum`, `complement`, `weight_decay`.
 
         Returns:
@@ -93,25 +118,15 @@ class MuonRule(Rule):
         fresh = foreach.mul(batch.grads, scalars["complement"])
         foreach.mul_(mean, scalars["momentum"])
         foreach.add_(mean, fresh)
-        if group["nesterov"]:
+        if structure.nesterov:
             mean = foreach.mul(mean, scalars["momentum"])
             foreach.add_(mean, fresh)
-        updates = orthogonalize_all(mean, self._scheme(group))
-        adjust = ADJUSTMENTS[group["adjust_lr_fn"]]
-        foreach.scale_(updates, [adjust(len(p), p.numel() // len(p)) for p in batch.params])
-        if host_value(group["weight_decay"]) != 0:
+        updates = batch.orthogonalize(mean, structure.scheme)
+        adjust = ADJUSTMENTS[structure.adjust_lr_fn]
+        foreach.scale_(updates, [adjust(p.shape[0], p.numel() // p.shape[0]) for p in batch.params])
+        if structure.decays:
             foreach.add_(updates, foreach.mul(batch.params, scalars["weight_decay"]))
         return updates
-
-    def _scheme(self, group: Group) -> NewtonSchulz:
-        a, b, c = group["ns_coefficients"]
-        return NewtonSchulz(
-            steps=index(group["ns_steps"]),
-            coefficients=(a, b, c),
-            eps=group["eps"],
-            norm="clamp_eps",
-            dtype=torch.bfloat16,
-        )
 
 
 class Muon(RuleOptimizer):
@@ -132,7 +147,10 @@ class Muon(RuleOptimizer):
             `0.2 sqrt(max(rows, cols))`.
         capture_updates: Whether the preparation of updates is recorded in CUDA graphs and replayed; None reads
             LUCID_CAPTURE_UPDATES (0 or 1). `capture_report` says what came of it.
-        capture_orthogonalization: Whether the orthogonalisation alone is.
+        capture_orthogonalization: Whether the orthogonalisation alone is, wherever preparation runs natively.
+        strict: Whether a step that would fall back to the native path raises `CaptureError` instead.
+        capture_branches: How many groups a recording prepares side by side, 1 to 8: more takes less time and more
+            memory.
 
     Raises:
         ValueError: If a value is negative, not finite or out of range, or a parameter cannot be updated.
@@ -155,6 +173,8 @@ class Muon(RuleOptimizer):
         *,
         capture_updates: bool | None = None,
         capture_orthogonalization: bool = False,
+        strict: bool = False,
+        capture_branches: int = 4,
     ) -> None:
         super().__init__(
             params,
@@ -170,4 +190,6 @@ class Muon(RuleOptimizer):
             },
             capture_updates=capture_updates,
             capture_orthogonalization=capture_orthogonalization,
+            strict=strict,
+            capture_branches=capture_branches,
         )

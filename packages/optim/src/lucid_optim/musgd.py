@@ -6,12 +6,12 @@ Formulas, defaults and state keys are those published as `lucid-yolo`, https://p
 import math
 from collections.abc import Mapping
 from operator import index
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lucid_optim import foreach
-from lucid_optim.buckets import orthogonalize_all
 from lucid_optim.checks import host_value, non_negative, positive_int, unit_interval
 from lucid_optim.newton_schulz import NewtonSchulz
 from lucid_optim.optimizer import RuleOptimizer
@@ -29,6 +29,18 @@ def matching_rms(rows: int, cols: int) -> float:
     return RMS * math.sqrt(max(rows, cols))
 
 
+class MuSGDStructure(NamedTuple):
+    """What decides the operations of MuSGD.
+
+    Attributes:
+        scheme: The orthogonalisation.
+        decays: Whether matrices are decayed at all.
+    """
+
+    scheme: NewtonSchulz
+    decays: bool
+
+
 class MuSGDRule(Rule):
     """The update of MuSGD.
 
@@ -41,17 +53,15 @@ class MuSGDRule(Rule):
         p ← p − ηu
     """
 
-    @property
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        """The keys of a MuSGD param group."""
-        return {
-            "lr": Hyperparameter(check=non_negative, tensor=True),
-            "momentum": Hyperparameter(check=unit_interval, tensor=True),
-            "weight_decay": Hyperparameter(check=non_negative, tensor=True),
-            "w_muon": Hyperparameter(check=non_negative, tensor=True),
-            "w_sgd": Hyperparameter(check=non_negative, tensor=True),
-            "ns_steps": Hyperparameter(check=positive_int),
-        }
+    hyperparameters: ClassVar[Mapping[str, Hyperparameter]] = {
+        "lr": Hyperparameter(check=non_negative, tensor=True),
+        "momentum": Hyperparameter(check=unit_interval, tensor=True),
+        "weight_decay": Hyperparameter(check=non_negative, tensor=True),
+        "w_muon": Hyperparameter(check=non_negative, tensor=True),
+        "w_sgd": Hyperparameter(check=non_negative, tensor=True),
+        "ns_steps": Hyperparameter(check=positive_int),
+    }
+    is_capturable: ClassVar[bool] = True
 
     def buffers(self, group: Group) -> tuple[str, ...]:  # noqa: ARG002 - the same for every group
         """Return the one buffer that MuSGD keeps."""
@@ -61,16 +71,18 @@ class MuSGDRule(Rule):
         """Return the four values that enter by a multiplication of their own."""
         return {name: live(group[name]) for name in ("momentum", "weight_decay", "w_muon", "w_sgd")}
 
-    def structure(self, group: Group) -> tuple[object, ...]:
-        """Return the number of iterations and whether weight decay is skipped."""
-        return index(group["ns_steps"]), host_value(group["weight_decay"]) == 0
+    def structure(self, group: Group) -> MuSGDStructure:
+        """Return the orthogonalisation and whether weight decay is skipped."""
+        return MuSGDStructure(
+            scheme=NewtonSchulz(steps=index(group["ns_steps"])), decays=host_value(group["weight_decay"]) != 0
+        )
 
-    def prepare(self, batch: Batch, group: Group, scalars: Scalars) -> list[Tensor]:
+    def prepare(self, batch: Batch, structure: MuSGDStructure, scalars: Scalars) -> list[Tensor]:
         """Advance the momentum and return one update a parameter.
 
         Args:
             batch: Parameters, gradients and `momentum_buffer`s; the buffers are written.
-            group: Names the number of iterations.
+            structure: Of the batch's group.
             scalars: `momentum`, `weight_decay`, `w_muon`, `w_sgd`.
 
         Returns:
@@ -87,12 +99,12 @@ class MuSGDRule(Rule):
             return updates
         matrices = [batch.params[place] for place in places]
         nesterov = [updates[place] for place in places]
-        mixed = orthogonalize_all(nesterov, NewtonSchulz(steps=index(group["ns_steps"])))
-        foreach.scale_(mixed, [matching_rms(len(p), p.numel() // len(p)) for p in matrices])
+        mixed = batch.orthogonalize(nesterov, structure.scheme)
+        foreach.scale_(mixed, [matching_rms(p.shape[0], p.numel() // p.shape[0]) for p in matrices])
         foreach.mul_(mixed, scalars["w_muon"])
         foreach.mul_(nesterov, scalars["w_sgd"])
         foreach.add_(mixed, nesterov)
-        if host_value(group["weight_decay"]) != 0:
+        if structure.decays:
             foreach.add_(mixed, foreach.mul(matrices, scalars["weight_decay"]))
         for place, update in zip(places, mixed, strict=True):
             updates[place] = update
@@ -115,7 +127,10 @@ class MuSGD(RuleOptimizer):
         ns_steps: Newton-Schulz iterations, a positive int.
         capture_updates: Whether the preparation of updates is recorded in CUDA graphs and replayed; None reads
             LUCID_CAPTURE_UPDATES (0 or 1). `capture_report` says what came of it.
-        capture_orthogonalization: Whether the orthogonalisation alone is.
+        capture_orthogonalization: Whether the orthogonalisation alone is, wherever preparation runs natively.
+        strict: Whether a step that would fall back to the native path raises `CaptureError` instead.
+        capture_branches: How many groups a recording prepares side by side, 1 to 8: more takes less time and more
+            memory.
 
     Raises:
         ValueError: If a value is negative, not finite or out of range, or a parameter is complex or sparse.
@@ -145,6 +160,8 @@ class MuSGD(RuleOptimizer):
         *,
         capture_updates: bool | None = None,
         capture_orthogonalization: bool = False,
+        strict: bool = False,
+        capture_branches: int = 4,
     ) -> None:
         super().__init__(
             params,
@@ -158,4 +175,6 @@ class MuSGD(RuleOptimizer):
             },
             capture_updates=capture_updates,
             capture_orthogonalization=capture_orthogonalization,
+            strict=strict,
+            capture_branches=capture_branches,
         )

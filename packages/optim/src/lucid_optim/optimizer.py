@@ -1,7 +1,8 @@
 """The torch optimizer that runs a rule: checks, groups, state, the native step."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -9,42 +10,22 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT, StateDict
 
-from lucid_optim.certificate import native_reason, requested_capture, shares_memory
-from lucid_optim.checks import check_group, check_saved_buffers, check_state, check_step
-from lucid_optim.layout import is_dense, matched, same_layout
+from lucid_optim.batches import Familiar, lanes_of, make_batches
+from lucid_optim.buckets import orthogonalize_all
+from lucid_optim.capture import Plan, Step, UpdateCapture, is_overridden, requested_capture
+from lucid_optim.certificate import Members
+from lucid_optim.checks import check_group, check_saved_buffers, check_state, check_tensors, check_values, positive_int
+from lucid_optim.graphs import MAX_BRANCHES
+from lucid_optim.layout import is_dense, matched
+from lucid_optim.orthogonalization import OrthogonalizationCapture
 from lucid_optim.report import CaptureReport, Tally
-from lucid_optim.rule import Batch, Group, Rule, Scalar
+from lucid_optim.rule import Batch, Group, Rule
+from lucid_optim.update import Update, write
 
 __all__ = ["RuleOptimizer", "Update"]
 
-
-class Update(NamedTuple):
-    """One write, `params <- params + factor * updates`, pairwise.
-
-    Attributes:
-        params: Parameters to write.
-        updates: One tensor a parameter, of its shape; read only.
-        factor: A number, or a one-element tensor.
-    """
-
-    params: list[Tensor]
-    updates: list[Tensor]
-    factor: Scalar
-
-
-def _write(update: Update) -> None:
-    """Write one update; a factor of exactly 0 leaves every byte as it is.
-
-    A factor on the host enters as `alpha`; one on the parameters' device by a multiplication of its own, so that
-    nothing is read back.
-    """
-    params, updates, factor = update
-    if isinstance(factor, Tensor) and factor.is_cuda and all(param.device == factor.device for param in params):
-        torch._foreach_add_(params, torch._foreach_mul(updates, factor.reshape(())))
-        return
-    value = float(factor)
-    if value != 0:
-        torch._foreach_add_(params, updates, alpha=value)
+# A class that replaces one of these may write where a recording reads.
+MACHINERY = ("step", "_updates", "_batches", "_buffer")
 
 
 class RuleOptimizer(Optimizer):
@@ -58,7 +39,10 @@ class RuleOptimizer(Optimizer):
         params: Parameters, named parameters or group dicts, as `torch.optim.Optimizer` takes them.
         defaults: A value for each hyperparameter of the rule.
         capture_updates: Whether the preparation of updates is recorded and replayed; None reads LUCID_CAPTURE_UPDATES.
-        capture_orthogonalization: Whether the orthogonalisation alone is.
+        capture_orthogonalization: Whether the orthogonalisation alone is, wherever preparation runs natively.
+        strict: Whether a step that would fall back to the native path raises `CaptureError` instead.
+        capture_branches: How many groups a recording prepares side by side, 1 to 8: more takes less time and more
+            memory.
 
     Raises:
         ValueError: If a hyperparameter is out of range or a parameter cannot be updated; the message names it.
@@ -74,20 +58,30 @@ class RuleOptimizer(Optimizer):
         *,
         capture_updates: bool | None = None,
         capture_orthogonalization: bool = False,
+        strict: bool = False,
+        capture_branches: int = 4,
     ) -> None:
-        if not isinstance(capture_orthogonalization, bool):
-            raise TypeError(f"capture_orthogonalization must be True or False, got {capture_orthogonalization!r}")
+        if positive_int(capture_branches) or capture_branches > MAX_BRANCHES:
+            raise ValueError(f"capture_branches must be an int from 1 to {MAX_BRANCHES}, got {capture_branches!r}")
+        for name, value in (("capture_orthogonalization", capture_orthogonalization), ("strict", strict)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
         self.capture_updates, self._overridden = requested_capture(capture_updates)
         self.capture_orthogonalization = capture_orthogonalization
+        self.strict = strict
+        self.capture_branches = capture_branches
+        self._start_capture()
         self._tallies: dict[int, tuple[Group, Tally]] = {}
         super().__init__(params, defaults)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what pickling and copying keep: state, groups and the capture flags, not the counts."""
+        """Return what pickling and copying keep: state, groups and the capture flags, not recordings nor counts."""
         return {
             **super().__getstate__(),
             "capture_updates": self.capture_updates,
             "capture_orthogonalization": self.capture_orthogonalization,
+            "strict": self.strict,
+            "capture_branches": self.capture_branches,
             "_overridden": self._overridden,
         }
 
@@ -111,7 +105,20 @@ class RuleOptimizer(Optimizer):
         if is_copy:
             self.capture_updates, overridden = requested_capture(self.capture_updates)
             self._overridden |= overridden
+            self._start_capture()
+        self.release()
         self._tallies = {}
+
+    def _start_capture(self) -> None:
+        self._capture = UpdateCapture(is_strict=self.strict, num_branches=self.capture_branches)
+        self._orthogonalize = OrthogonalizationCapture(is_on=self.capture_orthogonalization)
+        self._familiar = Familiar()
+
+    def release(self) -> None:
+        """Drop every recording and give its device memory back to the allocator; the next steps may record again."""
+        self._capture.release()
+        self._orthogonalize.release()
+        self._familiar.forget()
 
     @staticmethod
     def _fit_buffers(parameter: Tensor, entry: dict[str, Any], names: Sequence[str]) -> None:
@@ -165,14 +172,27 @@ class RuleOptimizer(Optimizer):
         except BaseException:
             self.param_groups.pop()
             raise
+        self.release()
 
     def capture_report(self) -> CaptureReport:
         """Return, for each group, whether its steps are replayed and why not where they are not."""
+        native, replay = self._capture.times()
+        setup = self._capture.setup_seconds
+        gain = native - replay if native is not None and replay is not None else 0.0
+        recording = self._capture.recording
         return CaptureReport(
             requested=self.capture_updates,
             orthogonalization_requested=self.capture_orthogonalization,
             overridden=self._overridden,
             groups=tuple(self._tally(group).report() for group in self.param_groups),
+            pool_bytes=recording.pool_bytes() if recording is not None else 0,
+            setup_seconds=setup,
+            native_seconds=native,
+            replay_seconds=replay,
+            break_even_steps=math.ceil(setup / gain) if gain > 0 else None,
+            orthogonalization_recordings=self._orthogonalize.recordings,
+            orthogonalization_replays=self._orthogonalize.replays,
+            orthogonalization_reasons=dict(self._orthogonalize.reasons),
         )
 
     @overload
@@ -200,24 +220,75 @@ class RuleOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for position, group in enumerate(self.param_groups):
-            check_step(self.rule, position, group, self.state)
-        for group in self.param_groups:
-            members = _members(group)
-            if not members:
-                continue
-            for update in self._updates(group):
-                _write(Update(*update))
-            requested = self.capture_updates or self.capture_orthogonalization
-            self._tally(group).reasons[native_reason(members, requested=requested)] += 1
+        structures = {
+            position: check_values(self.rule, position, group) for position, group in enumerate(self.param_groups)
+        }
+        groups = [Members.of(position, group) for position, group in enumerate(self.param_groups)]
+        step = Step(
+            groups=[members for members in groups if members.params],
+            param_groups=self.param_groups,
+            state=self.state,
+            rule=self.rule,
+            structures={members.position: structures[members.position] for members in groups if members.params},
+            orthogonalize=orthogonalize_all,
+            is_overridden=self._is_overridden(),
+        )
+        plan = self._capture.plan(step) if self.capture_updates else Plan.all_native(step, "not_requested")
+        self._check_tensors(plan, step)
+        plan = self._capture.replay(plan, step)
+        self._step_natively(plan, step)
+        if self.capture_updates:
+            self._capture.settle(plan, step)
+        self._count(plan)
         return loss
+
+    def _check_tensors(self, plan: Plan, step: Step) -> None:
+        """Look at everything that neither a recording nor an earlier native step answers for."""
+        self._familiar.recognize(plan.of(plan.native, step), self.state)
+        replayed = plan.replayed
+        for position, group in enumerate(self.param_groups):
+            if position not in replayed and position not in self._familiar:
+                check_tensors(self.rule, position, group, self.state)
+
+    def _step_natively(self, plan: Plan, step: Step) -> None:
+        """Step the groups that the plan leaves over."""
+        native = plan.native
+        if not native:
+            return
+        with self._capture.native(plan):
+            for position in native:
+                for update in self._updates(self.param_groups[position]):
+                    write(Update(*update))
+        if not step.is_overridden:
+            names = {position: self.rule.buffers(self.param_groups[position]) for position in native}
+            self._familiar.learn(plan.of(native, step), self.state, names)
+
+    def _is_overridden(self) -> bool:
+        return not vars(type(self.rule)).get("is_capturable") or is_overridden(self, RuleOptimizer, MACHINERY)
+
+    def _count(self, plan: Plan) -> None:
+        """Add a step to the counts of its groups."""
+        for position, reason in plan.reasons.items():
+            tally = self._tally(self.param_groups[position])
+            tally.captured = reason is None
+            if reason is None:
+                tally.replays += 1
+                tally.recordings += plan.is_recorded_now
+                tally.copied_bytes = plan.copied_bytes[position]
+            else:
+                tally.reasons[reason] += 1
+                if reason == "held_back" and plan.culprit is not None:
+                    tally.held_back_by[plan.culprit] += 1
 
     def _tally(self, group: Group) -> Tally:
         """Return a group's counts; they follow the group, wherever it stands, and end with it."""
-        live = {id(one) for one in self.param_groups}
-        for stale in self._tallies.keys() - live:
-            del self._tallies[stale]
-        return self._tallies.setdefault(id(group), (group, Tally()))[1]
+        known = self._tallies.get(id(group))
+        if known is None:
+            live = {id(one) for one in self.param_groups}
+            for stale in self._tallies.keys() - live:
+                del self._tallies[stale]
+            known = self._tallies[id(group)] = (group, Tally())
+        return known[1]
 
     def _updates(self, group: Group) -> Iterator[Update]:
         """Prepare a group's updates natively, phase by phase.
@@ -231,10 +302,10 @@ class RuleOptimizer(Optimizer):
         Yields:
             Updates in the order in which they are to be written.
         """
-        scalars = self.rule.scalars(group)
+        structure, scalars = self.rule.structure(group), self.rule.scalars(group)
         for batch in self._batches(group):
-            for phase in self.rule.phases(group):
-                yield Update(batch.params, phase.prepare(batch, group, scalars), phase.factor(group))
+            for phase in self.rule.phases(structure):
+                yield Update(batch.params, phase.prepare(batch, structure, scalars), phase.factor(group))
 
     def _batches(self, group: Group) -> Iterator[Batch]:
         """Split a group's parameters into batches whose order of update cannot matter.
@@ -242,24 +313,13 @@ class RuleOptimizer(Optimizer):
         Parameters that share memory with one another, or with a gradient, come one by one in the order of the group;
         each sees what the writes before it have left.
         """
-        params = [param for param in _members(group) if param.numel()]
-        names = self.rule.buffers(group)
-        state = {name: [self._buffer(param, name) for param in params] for name in names}
-        buffers = [buffer for column in state.values() for buffer in column]
-        gradients = [param.grad for param in params if param.grad is not None]
-        if shares_memory([*params, *buffers], gradients):
-            keys: list[object] = list(range(len(params)))
-        else:
-            keys = [_lane(param, [column[at] for column in state.values()]) for at, param in enumerate(params)]
-        lanes: dict[object, list[int]] = {}
-        for at, key in enumerate(keys):
-            lanes.setdefault(key, []).append(at)
-        for places in lanes.values():
-            yield Batch(
-                params=[params[at] for at in places],
-                grads=[_matched_gradient(params[at], gradients[at]) for at in places],
-                state={name: [column[at] for at in places] for name, column in state.items()},
-            )
+        position = next(at for at, one in enumerate(self.param_groups) if one is group)
+        if position in self._familiar:
+            return self._familiar.batches(position, self._orthogonalize)
+        members = Members.of(position, group)
+        columns = {name: [self._buffer(param, name) for param in members.params] for name in self.rule.buffers(group)}
+        lanes = lanes_of(members.params, members.gradients, columns)
+        return make_batches(lanes, members.params, members.gradients, columns, self._orthogonalize)
 
     def _buffer(self, parameter: Tensor, name: str) -> Tensor:
         """Return a parameter's buffer, made of zeros at its first gradient."""
@@ -271,18 +331,3 @@ class RuleOptimizer(Optimizer):
                 buffer = torch.zeros_like(parameter, requires_grad=False)
             state[name] = buffer
         return buffer
-
-
-def _members(group: Group) -> list[Tensor]:
-    return [param for param in group["params"] if param.grad is not None]
-
-
-def _lane(parameter: Tensor, buffers: Sequence[Tensor]) -> object:
-    """Return what must agree for parameters to share one multi-tensor kernel's fast path."""
-    dtypes = tuple(buffer.dtype for buffer in buffers)
-    regular = is_dense(parameter) and all(same_layout(buffer, parameter) for buffer in buffers)
-    return parameter.device, parameter.dtype, dtypes, regular
-
-
-def _matched_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
-    return matched(gradient, parameter) if is_dense(parameter) else gradient

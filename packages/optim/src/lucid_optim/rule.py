@@ -4,15 +4,17 @@ A rule is stateless and knows nothing of batching, capture or checks; the optimi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-__all__ = ["Batch", "Group", "Hyperparameter", "Phase", "Rule", "Scalar", "Scalars", "live"]
+__all__ = ["Batch", "Group", "Hyperparameter", "Orthogonalize", "Phase", "Rule", "Scalar", "Scalars", "live"]
 
 Group = dict[str, Any]
+# `orthogonalize_all`, or something with its results.
+Orthogonalize = Callable[[Sequence[Tensor], Callable[[Tensor], Tensor]], list[Tensor]]
 Scalar = float | Tensor
 Scalars = Mapping[str, Scalar]
 
@@ -44,11 +46,13 @@ class Batch:
         params: Live parameters; `Phase.prepare` reads them and never writes them.
         grads: This step's gradients with the parameters' strides; read only, they may alias `.grad`.
         state: For each buffer of the rule, its live tensors in the order of `params`; `Phase.prepare` updates them.
+        orthogonalize: What `Phase.prepare` calls in place of `orthogonalize_all`.
     """
 
     params: list[Tensor]
     grads: list[Tensor]
     state: Mapping[str, list[Tensor]]
+    orthogonalize: Orthogonalize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +60,31 @@ class Phase:
     """One preparation and the write that follows it: `p <- p + factor * update`.
 
     Attributes:
-        prepare: From a batch, its group and its live scalars to one update a parameter, with the parameter's shape. It
-            may write the batch's buffers and nothing else.
+        prepare: From a batch, the group's structure and its live scalars to one update a parameter, with the
+            parameter's shape. It may write the batch's buffers and nothing else.
         factor: The write's factor from the group's current values, for instance `-lr`. It is read at every step and is
             never part of a recording.
     """
 
-    prepare: Callable[[Batch, Group, Scalars], list[Tensor]]
+    prepare: Callable[[Batch, Any, Scalars], list[Tensor]]
     factor: Callable[[Group], Scalar]
 
 
 class Rule(ABC):
-    """The mathematics of one optimizer, apart from all bookkeeping."""
+    """The mathematics of one optimizer, apart from all bookkeeping.
 
-    @property
-    @abstractmethod
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        """Keys that a param group must hold, with their checks."""
+    A preparation sees its batch, its group's structure and live scalars, nothing else of the group: so a recording of
+    it is right as long as the structure is the same and the scalars are uploaded.
+
+    Attributes:
+        hyperparameters: Keys that a param group must hold, with their checks.
+        is_capturable: Whether preparations may be recorded, which takes that they keep to the contract of `Phase`,
+            read nothing on the host that changes between steps, and read no tensor back. A class says so for its own
+            body only: a subclass that overrides a method has to say it anew.
+    """
+
+    hyperparameters: ClassVar[Mapping[str, Hyperparameter]]
+    is_capturable: ClassVar[bool] = False
 
     @abstractmethod
     def buffers(self, group: Group) -> tuple[str, ...]:
@@ -86,7 +98,7 @@ class Rule(ABC):
         """
 
     @abstractmethod
-    def structure(self, group: Group) -> tuple[object, ...]:
+    def structure(self, group: Group) -> Hashable:
         """Return what decides which operations a preparation runs, as opposed to the values they run on.
 
         Raises:
@@ -94,11 +106,11 @@ class Rule(ABC):
         """
 
     @abstractmethod
-    def prepare(self, batch: Batch, group: Group, scalars: Scalars) -> list[Tensor]:
+    def prepare(self, batch: Batch, structure: Any, scalars: Scalars) -> list[Tensor]:
         """Return one update a parameter, as `Phase.prepare` does: the preparation of a rule with a single phase."""
 
-    def phases(self, group: Group) -> tuple[Phase, ...]:  # noqa: ARG002 - for rules whose groups differ
-        """Return the phases of a group's step in their order.
+    def phases(self, structure: Any) -> tuple[Phase, ...]:  # noqa: ARG002 - for rules whose groups differ
+        """Return the phases of the step of a group with this structure, in their order.
 
         Unless overridden it is one: `prepare`, then a write with the factor `-lr`. A later phase reads parameters that
         an earlier one has written.

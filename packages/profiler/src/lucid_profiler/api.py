@@ -41,7 +41,9 @@ def fit() -> AbstractContextManager[None]:
 def mark(name: str) -> None:
     """Say that the run is in the phase `name` from here on, until the next mark or the end of the process.
 
-    A name is a text of 1 to 200 characters; the report notes a call with another one. This function never raises.
+    A phase that is begun again goes on: the report adds up what has the same name. Nothing is synchronised, so work
+    that is queued on a device counts in the phase that waits for it. A name is a text of 1 to 200 characters; the
+    report notes a call with another one. This function never raises.
     """
     session = _session
     if session is not None and session.active:

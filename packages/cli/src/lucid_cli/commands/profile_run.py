@@ -12,6 +12,7 @@ import click
 
 from lucid_cli import __version__, experiment
 from lucid_cli.arguments import Seconds
+from lucid_cli.built_in import built_in_command
 from lucid_cli.command import resolve_program
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.orchestrate import Plan, Status, run_experiment, utc_now
@@ -22,7 +23,7 @@ from lucid_cli.report_file import ReportFile
 from lucid_cli.reporters.table import render_report
 from lucid_profiler.compare import Analysis, analyze
 from lucid_profiler.host import host_identity, host_volatile
-from lucid_profiler.nvml import read_nvml
+from lucid_profiler.nvml import NvmlReading, read_nvml
 from lucid_profiler.records import Env, Header, Tool
 
 PARITY_FAILED = 4
@@ -35,10 +36,9 @@ __all__ = ["command"]
 @click.option(
     "--pairs",
     type=click.IntRange(min=1),
-    default=experiment.DEFAULT_PAIRS,
-    show_default=True,
     metavar="N",
-    help="Measured pairs; an even number lets a slow drift cancel.",
+    help="Measured pairs; an even number lets a slow drift cancel.  "
+    f"[default: {experiment.DEFAULT_PAIRS}; {experiment.CPU_FIT_PAIRS} for the built-in fit without a GPU]",
 )
 @click.option(
     "--discard-pairs",
@@ -60,28 +60,30 @@ __all__ = ["command"]
 @click.option("--timeout", type=Seconds(), metavar="SECONDS", help="Time limit of a single run.")
 @click.option("--stdin", "pass_stdin", is_flag=True, help="Give each run what standard input holds; else it is empty.")
 @click.option("-v", "--verbose", is_flag=True, help="Copy the command's output to standard error.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[[--] COMMAND [ARGS]...]")
 def command(words: tuple[str, ...], **options: Any) -> int:
     """Run COMMAND natively and captured, in pairs of fresh processes.
 
     COMMAND is run exactly as typed, without a shell. The options of lucid end at its first word; everything after
-    that belongs to COMMAND. The result goes to standard output, progress to standard error.
+    that belongs to COMMAND. Without a COMMAND the built-in fit is measured: it trains a small detector on handwritten
+    digits (python -m lucid_cli.workloads.detection --help). The result goes to standard output, progress to standard
+    error.
     """
-    if not words:
-        raise click.UsageError("a command is needed: lucid profile run [OPTIONS] -- COMMAND [ARGS]...")
+    nvml = read_nvml()
+    pairs = options["pairs"] or experiment.default_pairs(is_built_in=not words, has_gpu=bool(nvml.gpus))
     plan = Plan(
-        command=words,
+        command=words or built_in_command(),
         arms=experiment.ARMS,
-        slots=experiment.plan_slots(options["pairs"], options["discard_pairs"]),
+        slots=experiment.plan_slots(pairs, options["discard_pairs"]),
         timeout_s=options["timeout"],
         keep_going=options["keep_going"],
         stdin=_read_stdin() if options["pass_stdin"] else None,
         copy_output=options["verbose"],
     )
     program = resolve_program(plan.command, os.environ)
-    header = _header(plan, pairs=options["pairs"], discarded=options["discard_pairs"])
+    header = _header(plan, pairs=pairs, discarded=options["discard_pairs"])
     file = ReportFile(options["output"] or _default_name(header), overwrite=options["overwrite"])
-    host = _host_env(program)
+    host = _host_env(program, nvml)
     with Interrupts() as interrupts, ExitStack() as stack:
 
         def begin() -> Recorder:
@@ -129,8 +131,7 @@ def _default_name(header: Header) -> str:
     return f"lucid-{stamp}Z-{header.id[:8]}.jsonl"
 
 
-def _host_env(program: str) -> Env:
-    nvml = read_nvml()
+def _host_env(program: str, nvml: NvmlReading) -> Env:
     return make_env("host", host_identity(nvml), {**host_volatile(nvml), "program": program})
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lucid_cli.reporters.layout import columns, labelled
+from lucid_cli.reporters.phases import render_phases
 from lucid_cli.reporters.sentences import verdict_sentence
 from lucid_cli.reporters.words import (
     METRIC_NAMES,
@@ -17,6 +18,7 @@ from lucid_cli.reporters.words import (
     reason_words,
     run_words,
     scale,
+    value_words,
 )
 from lucid_profiler.compare import Analysis, CaptureCheck, MetricAnalysis
 from lucid_profiler.pairs import PairedEffect
@@ -24,6 +26,11 @@ from lucid_profiler.reader import Report
 from lucid_profiler.records import Run
 
 _MAX_NOTES = 12
+_MAX_VALUES = 20
+_MAX_VALUE_CHARS = 120
+SETTINGS_PART = "determinism"
+"""The part as which a script says under which settings its runs repeat."""
+METRICS_PART = "metrics"
 
 __all__ = ["environment_words", "render_report"]
 
@@ -33,6 +40,7 @@ def render_report(report: Report, analysis: Analysis) -> str:
     blocks = [
         _head(report, analysis),
         _metrics(report, analysis),
+        render_phases(report, analysis),
         [
             *_steps(report),
             *_parity(report, analysis),
@@ -56,7 +64,23 @@ def _head(report: Report, analysis: Analysis) -> list[str]:
         *labelled("command", abbreviated(shlex.join(header.command))),
         *labelled("pairs", f"{pairs}; order {header.order}, {when} UTC"),
         *labelled("where", environment_words(report)),
+        *_values(report, "settings", SETTINGS_PART, is_flat=True),
+        *_values(report, "metrics", METRICS_PART),
     ]
+
+
+def _values(report: Report, label: str, part: str, *, is_flat: bool = False) -> list[str]:
+    """Name the plain values of a part, those of lists and mappings inside it only where `is_flat`.
+
+    Where runs differ in it, nothing is named here: parity has the word.
+    """
+    states = [state for state in report.states if state.part == part]
+    if len({state.digest for state in states}) != 1:
+        return []
+    values = {name: value for name, value in states[0].values.items() if is_flat or "." not in name}
+    shown = [f"{name}={value_words(value)}"[:_MAX_VALUE_CHARS] for name, value in values.items()]
+    more = [f"and {len(shown) - _MAX_VALUES} more"] if len(shown) > _MAX_VALUES else []
+    return labelled(label, ", ".join([*shown[:_MAX_VALUES], *more])) if shown else []
 
 
 def environment_words(report: Report) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "reason_words",
     "run_words",
     "scale",
+    "value_words",
 ]
 
 METRIC_NAMES = {
@@ -108,6 +109,14 @@ def interval(low: float | None, high: float | None) -> str:
 def reason_words(reason: str) -> str:
     """Return a reason code in words."""
     return _REASONS.get(reason, reason.replace("_", " ") if reason.islower() else reason)
+
+
+def value_words(value: str) -> str:
+    """Return a value of a state, written as Python writes it, with four digits where it is a fraction."""
+    try:
+        return f"{float(value):.4g}" if "." in value else value
+    except ValueError:
+        return value
 
 
 def run_words(run: Run) -> str:

@@ -44,7 +44,8 @@ class Sources:
         Raises:
             WorkloadError: If an image cannot be decoded or the cache does not fit.
         """
-        augmentation = Augmentation(flip=self.flip, device_hsv=options.device_hsv) if options.augment else None
+        changes = Augmentation(flip=self.flip, scale=options.scale, device_hsv=options.device_hsv)
+        augmentation = changes if options.augment else None
         train, val = (DetectionDataset(source, options.size, cache=True) for source in (self.train, self.val))
         loader = partial(make_loader, batch=options.batch, workers=options.workers, seed=options.seed, pin=True)
         return Loaders(

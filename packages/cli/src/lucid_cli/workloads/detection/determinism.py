@@ -10,7 +10,7 @@ __all__ = ["set_deterministic"]
 CUBLAS_WORKSPACE_CONFIG = ":4096:8"
 
 
-def set_deterministic(*, seed: int, threads: int) -> dict[str, str]:
+def set_deterministic(*, seed: int, threads: int) -> dict[str, bool | int | str]:
     """Make this process repeatable, and return what was set.
 
     Call it before CUDA is used: cuBLAS reads its variable when it starts. Operations that have no deterministic
@@ -24,13 +24,16 @@ def set_deterministic(*, seed: int, threads: int) -> dict[str, str]:
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(mode=True)
+    # The mode would fill every new tensor, an operation each, against programs that read what they never wrote.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     return {
         "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACE_CONFIG,
-        "torch.manual_seed": str(seed),
-        "torch.set_num_threads": str(threads),
-        "torch.use_deterministic_algorithms": "True",
-        "torch.backends.cudnn.benchmark": "False",
-        "torch.backends.cudnn.deterministic": "True",
+        "torch.manual_seed": seed,
+        "torch.set_num_threads": threads,
+        "torch.use_deterministic_algorithms": True,
+        "torch.utils.deterministic.fill_uninitialized_memory": False,
+        "torch.backends.cudnn.benchmark": False,
+        "torch.backends.cudnn.deterministic": True,
     }

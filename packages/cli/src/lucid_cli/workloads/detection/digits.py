@@ -18,6 +18,7 @@ from lucid_cli.workloads.detection.values import Targets
 
 MAX_DIGITS = 6
 SMALLEST, LARGEST = 0.12, 0.40  # side of a digit as a share of the canvas
+SMALLEST_PIXELS = 12  # a digit of fewer cannot be told from another, however small the canvas is
 MIN_SIZE = 32
 NUM_VALIDATION_SCANS = 360  # of 1797
 INK = 0.25  # fainter ink is not drawn, so that a box ends where the eye says
@@ -81,7 +82,7 @@ class DigitCanvases:
 
     Args:
         num_images: Number of canvases, at least 1.
-        size: Side of a canvas in pixels, at least 32; the digits are made for 96 to 640.
+        size: Side of a canvas in pixels, at least 32; the digits are made for 64 to 640.
         seed: Of everything that is drawn.
         split: Whose scans are used.
 
@@ -138,7 +139,8 @@ class DigitCanvases:
         placed: list[Digit] = []
         for _ in range(_integer(generator, 1, MAX_DIGITS + 1)):
             scan = _integer(generator, self._first, self._last)
-            side = round(self.size * _uniform(generator, SMALLEST, LARGEST))
+            smallest = max(SMALLEST, SMALLEST_PIXELS / self.size)
+            side = round(self.size * _uniform(generator, smallest, LARGEST))
             ink = _enlarge(self._scans[scan], side)
             for _ in range(PLACES):
                 top = _integer(generator, 0, self.size - ink.shape[0] + 1)

@@ -126,13 +126,18 @@ def _train_epoch(trainer: Trainer, loader: EpochLoader, epoch: int) -> None:
     """Take one step a batch; colours are shifted on the device where that is asked for."""
     options = trainer.options
     gains = loader.gains(epoch) if options.augment and options.device_hsv else repeat(None, len(loader))
-    phase = ""
+    phase = _enter_phase(trainer, "")
     for batch, batch_gains in zip(loader.epoch(epoch), gains, strict=True):
-        current = "warm-up" if trainer.is_warming_up else "train"
-        if current != phase:
-            lucid_profiler.mark(current)
-            phase = current
+        phase = _enter_phase(trainer, phase)
         trainer.step(batch, batch_gains)
+
+
+def _enter_phase(trainer: Trainer, current: str) -> str:
+    """Mark the phase of the next step if it is another one, and return it."""
+    phase = "warm-up" if trainer.is_warming_up else "train"
+    if phase != current:
+        lucid_profiler.mark(phase)
+    return phase
 
 
 def _settings(options: Options) -> dict[str, Any]:
@@ -163,14 +168,15 @@ def _resume(trainer: Trainer, precisions: list[dict[str, Any]], options: Options
     return int(contents["epoch"])
 
 
-def _hand_over(trainer: Trainer, precisions: list[dict[str, Any]], flags: dict[str, str]) -> None:
+def _hand_over(trainer: Trainer, precisions: list[dict[str, Any]], flags: dict[str, bool | int | str]) -> None:
     """Give lucid every part whose bytes must agree."""
     lucid_profiler.state("model", trainer.model.state_dict())
     lucid_profiler.state("optimizer", trainer.optimizer.state_dict())
     lucid_profiler.state("scheduler", trainer.schedule.state_dict(trainer.num_steps))
     lucid_profiler.state("ema", trainer.ema.state_dict())
     lucid_profiler.state("losses", trainer.all_losses())
-    lucid_profiler.state("metrics", {"precisions": precisions})
+    last = {"ap": precisions[-1]["ap"], "ap50": precisions[-1]["ap50"]}
+    lucid_profiler.state("metrics", {**last, "epochs": precisions})
     lucid_profiler.state("determinism", flags)
 
 

@@ -6,6 +6,7 @@ https://arxiv.org/abs/1803.01534, distances to the sides of a box from https://a
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -35,19 +36,33 @@ class Size:
     Attributes:
         widths: Channels at the strides 2, 4, 8, 16 and 32.
         depths: Residual blocks in the stages of strides 4, 8, 16 and 32.
+        has_context: Whether each cell of the coarsest map sees its surroundings and all other cells.
         neck_depth: Residual blocks in each stage of the neck.
-        head_width: Channels inside a head.
+        head_widths: Channels after each separable convolution in a branch of a head.
     """
 
     widths: tuple[int, int, int, int, int]
     depths: tuple[int, int, int, int]
+    has_context: bool
     neck_depth: int
-    head_width: int
+    head_widths: tuple[int, ...]
 
 
 SIZES: dict[Variant, Size] = {
-    "nano": Size(widths=(16, 32, 64, 128, 256), depths=(2, 2, 3, 1), neck_depth=2, head_width=64),
-    "tiny": Size(widths=(8, 16, 24, 32, 48), depths=(0, 1, 1, 1), neck_depth=0, head_width=24),
+    "nano": Size(
+        widths=(16, 32, 64, 128, 256),
+        depths=(2, 2, 3, 1),
+        has_context=True,
+        neck_depth=2,
+        head_widths=(64, 64),
+    ),
+    "tiny": Size(
+        widths=(16, 32, 64, 64, 64),
+        depths=(1, 1, 0, 0),
+        has_context=False,
+        neck_depth=0,
+        head_widths=(),
+    ),
 }
 
 
@@ -111,6 +126,11 @@ class Stage(nn.Module):
         return merged
 
 
+def stage(inputs: int, outputs: int, *, depth: int, full: bool) -> nn.Module:
+    """Return a stage; without residual blocks it is a mix of channels."""
+    return Stage(inputs, outputs, depth=depth, full=full) if depth else Unit(inputs, outputs, 1)
+
+
 class Context(nn.Module):
     """Three depthwise convolutions of growing reach, one after the other, seen side by side."""
 
@@ -166,11 +186,12 @@ class Backbone(nn.Module):
         self.stage8 = self._down(w4, w8, size.depths[1])
         self.stage16 = self._down(w8, w16, size.depths[2])
         self.stage32 = self._down(w16, w32, size.depths[3])
-        self.context = nn.Sequential(Context(w32), Attention(w32, heads=w32 // 16))
+        context = [Context(w32), Attention(w32, heads=w32 // 16)] if size.has_context else []
+        self.context = nn.Sequential(*context)
 
     @staticmethod
     def _down(inputs: int, outputs: int, depth: int) -> nn.Sequential:
-        return nn.Sequential(Unit(inputs, outputs, 3, stride=2), Stage(outputs, outputs, depth=depth, full=True))
+        return nn.Sequential(Unit(inputs, outputs, 3, stride=2), stage(outputs, outputs, depth=depth, full=True))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`(b, 3, h, w)` to maps of the strides 8, 16 and 32."""
@@ -186,12 +207,12 @@ class Neck(nn.Module):
         super().__init__()
         _, _, w8, w16, w32 = size.widths
         depth = size.neck_depth
-        self.down16 = Stage(w32 + w16, w16, depth=depth, full=False)
-        self.down8 = Stage(w16 + w8, w8, depth=depth, full=False)
+        self.down16 = stage(w32 + w16, w16, depth=depth, full=False)
+        self.down8 = stage(w16 + w8, w8, depth=depth, full=False)
         self.shrink8 = Unit(w8, w8, 3, stride=2)
-        self.up16 = Stage(w8 + w16, w16, depth=depth, full=False)
+        self.up16 = stage(w8 + w16, w16, depth=depth, full=False)
         self.shrink16 = Unit(w16, w16, 3, stride=2)
-        self.up32 = Stage(w16 + w32, w32, depth=depth, full=False)
+        self.up32 = stage(w16 + w32, w32, depth=depth, full=False)
 
     def forward(self, x8: Tensor, x16: Tensor, x32: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps of the strides 8, 16 and 32 to maps of the same shapes."""
@@ -211,13 +232,13 @@ def enlarged(x: Tensor) -> Tensor:
 class Head(nn.Module):
     """Two branches on one map: where the sides of a box are, and which class is in it."""
 
-    def __init__(self, inputs: int, width: int, *, num_classes: int) -> None:
+    def __init__(self, *widths: int, num_classes: int) -> None:
         super().__init__()
         # softplus(log(e^d - 1)) is d.
-        sides = _last(width, 4, bias=math.log(math.expm1(FIRST_DISTANCE)))
-        scores = _last(width, num_classes, bias=-math.log((1 - PRIOR) / PRIOR))
-        self.box = nn.Sequential(separable(inputs, width), separable(width, width), sides)
-        self.cls = nn.Sequential(separable(inputs, width), separable(width, width), scores)
+        sides = _last(widths[-1], 4, bias=math.log(math.expm1(FIRST_DISTANCE)))
+        scores = _last(widths[-1], num_classes, bias=-math.log((1 - PRIOR) / PRIOR))
+        self.box = nn.Sequential(*(separable(*pair) for pair in pairwise(widths)), sides)
+        self.cls = nn.Sequential(*(separable(*pair) for pair in pairwise(widths)), scores)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """`(b, inputs, h, w)` to distances left, top, right, bottom `(b, h * w, 4)` and logits `(b, h * w, c)`.
@@ -248,7 +269,7 @@ class Detector(nn.Module):
         self.backbone = Backbone(size)
         self.neck = Neck(size)
         self.heads = nn.ModuleList(
-            Head(inputs, size.head_width, num_classes=num_classes) for inputs in size.widths[-3:]
+            Head(inputs, *size.head_widths, num_classes=num_classes) for inputs in size.widths[-3:]
         )
 
     def forward(self, images: Tensor) -> Predictions:
@@ -294,7 +315,7 @@ def build_detector(variant: Variant, num_classes: int) -> Detector:
     """Return a new detector, its values drawn from torch's generator.
 
     Args:
-        variant: `nano`, about 2.5 million parameters, or `tiny`, for CPUs and images of about 100 pixels.
+        variant: `nano`, about 2.5 million parameters, or `tiny`, for CPUs and images of 64 to 128 pixels.
         num_classes: Number of classes, at least 1.
 
     Raises:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucid_optim.certificate import byte_range, shares_memory
+from lucid_optim.memory import byte_range, shares_memory
 
 BASE = torch.zeros(24)
 views = st.tuples(st.integers(0, 20), st.integers(0, 4)).map(lambda cut: BASE[cut[0] : cut[0] + cut[1]])
