@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types check test-gpu bench clean
+.PHONY: help install demo test lint types check guards test-gpu evidence evidence-check bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml packages/optim/pyproject.toml packages/profiler/pyp
 demo: $(INSTALLED)  ## profile the digits example twice, show one report, compare both
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh tools/demo.sh
 
-test: lint types check  ## lint, types and every test that needs no GPU
+test: lint types guards evidence check  ## lint, types, guards and every test that needs no GPU
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check --no-cache .
@@ -34,8 +34,19 @@ types: $(INSTALLED)
 check: $(INSTALLED)
 	$(BIN)/python -m pytest -m 'not gpu'
 
-test-gpu: $(INSTALLED)  ## the tests that need a CUDA device; they fail, not skip, without one
-	LUCID_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu
+guards: $(INSTALLED)  ## disable each guard of capture in turn; its regression test must fail
+	$(BIN)/python tools/mutate_guards.py
+
+# Stale evidence is told, not an error: it is renewed on a machine with a GPU.
+evidence: $(INSTALLED)
+	-@$(BIN)/python tools/gpu_tests.py --check
+
+evidence-check: $(INSTALLED)  ## compare docs/evidence/gpu-tests.json with the sources
+	$(BIN)/python tools/gpu_tests.py --check
+
+test-gpu: $(INSTALLED)  ## the tests that need a CUDA device, which fail without one; writes docs/evidence/gpu-tests.json
+	$(BIN)/python tools/gpu_tests.py
+	$(BIN)/python tools/mutate_guards.py --gpu
 
 bench: $(INSTALLED)  ## one optimizer step, ours against its peers
 	$(BIN)/python tools/bench/step.py

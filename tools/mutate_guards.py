@@ -6,11 +6,10 @@ must pass with nothing changed, which is checked first.
 """
 
 import argparse
-import io
 import os
 import sys
+import tempfile
 import time
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -297,7 +296,7 @@ GUARDS = (
     Guard(
         "overridden methods",
         "capture",
-        "        if unwrap(function) is not unwrap(getattr(base, name)):\n",
+        '        if unwrap(getattr(function, "__func__", function)) is not unwrap(getattr(base, name)):\n',
         "        if False:\n",
         _capture("overriding_classes_run_natively", "an_overriding_instance_runs_natively"),
     ),
@@ -424,19 +423,26 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def _run_tests(guard: Guard | None, tests: tuple[str, ...], *, gpu: bool) -> int:
-    """Run tests in a forked child, under a disabled guard where there is one; return pytest's exit code."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if guard is not None:
-        sys.meta_path.insert(0, _Finder(guard))
-    with redirect_stdout(io.StringIO()), open(os.devnull, "w", encoding="utf-8") as quiet:  # noqa: PTH123
-        os.dup2(quiet.fileno(), 1)
-        os.dup2(quiet.fileno(), 2)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "gpu" if gpu else "not gpu"]
-        code = int(pytest.main([*options, *tests]))
-    os._exit(code)
+def _run_tests(guard: Guard | None, tests: tuple[str, ...], *, gpu: bool) -> tuple[int, str]:
+    """Run tests in a forked child, under a disabled guard where there is one.
+
+    Returns:
+        Pytest's exit code, negative where a signal ended the child, and what it printed.
+    """
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+        if child == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            if guard is not None:
+                sys.meta_path.insert(0, _Finder(guard))
+            options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "gpu" if gpu else "not gpu"]
+            code = int(pytest.main([*options, *tests]))
+            sys.stdout.flush()
+            os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
 
 
 def _complaint(guard: Guard) -> str | None:
@@ -444,7 +450,7 @@ def _complaint(guard: Guard) -> str | None:
     found = (PACKAGE / f"{guard.module}.py").read_text(encoding="utf-8").count(guard.line)
     if found != 1:
         return f"its line occurs {found} times in {guard.module}.py"
-    code = _run_tests(guard, guard.tests, gpu=guard.gpu)
+    code, _ = _run_tests(guard, guard.tests, gpu=guard.gpu)
     if code < 0:  # the process died of it, which a run of the tests would have shown
         return None
     return None if code == pytest.ExitCode.TESTS_FAILED else f"its tests ended with {pytest.ExitCode(code).name}"
@@ -460,8 +466,10 @@ def main() -> int:
     torch.set_num_threads(1)
     guards = [guard for guard in GUARDS if guard.gpu is options.gpu and options.only in guard.name]
     tests = tuple(dict.fromkeys(test for guard in guards for test in guard.tests))
-    if _run_tests(None, tests, gpu=options.gpu) != pytest.ExitCode.OK:
-        print("the tests of the guards do not pass with nothing changed")
+    code, output = _run_tests(None, tests, gpu=options.gpu)
+    if code != pytest.ExitCode.OK:
+        print(output)
+        print(f"the tests of the guards do not pass with nothing changed: {code}")
         return 1
     num_unnoticed = 0
     for guard in guards:

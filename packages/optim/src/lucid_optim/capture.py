@@ -66,14 +66,15 @@ def requested_capture(explicit: bool | None, environment: Mapping[str, str] = os
 
 
 def is_overridden(optimizer: object, base: type, names: Sequence[str]) -> bool:
-    """Tell whether a subclass or the instance itself replaces one of the base's methods.
+    """Tell whether a subclass replaces one of the base's methods, or the instance itself one other than `step`.
 
-    Wrappers that keep what they wrap in `__wrapped__` do not count: torch and its schedulers wrap `step`.
+    Wrappers that keep what they wrap in `__wrapped__` do not count. An instance's own `step`, which schedulers set, has
+    called the class's by the time that this is asked.
     """
     for name in names:
-        own = vars(optimizer).get(name) or getattr(type(optimizer), name)
-        function = getattr(own, "__func__", own)
-        if unwrap(function) is not unwrap(getattr(base, name)):
+        own = None if name == "step" else vars(optimizer).get(name)
+        function = own or getattr(type(optimizer), name)
+        if unwrap(getattr(function, "__func__", function)) is not unwrap(getattr(base, name)):
             return True
     return False
 
