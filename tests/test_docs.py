@@ -1,5 +1,6 @@
 """What the documentation says can be done can be done."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import click
 import pytest
 
 from lucid_cli import cli
+from lucid_optim import REASONS
+from tools import gpu_tests
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -78,3 +81,35 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     """Relative links name files that exist."""
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_every_reason_is_explained_in_the_pages() -> None:
+    """The page on capture lists each reason with the words that the log and the errors use."""
+    page = (ROOT / "docs" / "capture.md").read_text()
+    for reason, text in REASONS.items():
+        assert f"| `{reason}` | {text} |" in page, reason
+
+
+def test_the_readme_names_what_the_gpu_tests_ran_on() -> None:
+    """The README quotes the evidence, word for word."""
+    evidence = json.loads((ROOT / "docs" / "evidence" / "gpu-tests.json").read_text())
+    assert gpu_tests.sentence(evidence) in " ".join((ROOT / "README.md").read_text().split())
+    assert evidence["passed"] > 100
+    assert evidence["failed"] == evidence["skipped"] == 0
+
+
+def test_the_digest_of_the_sources_follows_every_byte(tmp_path: Path) -> None:
+    """Another byte, another name, or another file is another digest; what is no source is none."""
+    source = tmp_path / "packages" / "optim" / "src" / "lucid_optim"
+    source.mkdir(parents=True)
+    (source / "a.py").write_text("x = 1\n")
+    digests = [gpu_tests.digest(tmp_path)]
+    (source / "a.py").write_text("x = 2\n")
+    digests.append(gpu_tests.digest(tmp_path))
+    (source / "b.py").write_text("")
+    digests.append(gpu_tests.digest(tmp_path))
+    (source / "b.py").rename(source / "c.py")
+    digests.append(gpu_tests.digest(tmp_path))
+    assert len(set(digests)) == 4
+    (source / "notes.txt").write_text("no source")
+    assert gpu_tests.digest(tmp_path) == digests[-1]

@@ -169,8 +169,8 @@ GUARDS = (
     Guard(
         "structure",
         "capture",
-        "                if signature[position] != self._signature.get(position):\n",
-        "                if False:\n",
+        "if signature[position] != self._signature.get(position) or identity",
+        "if identity",
         _replay("ns_steps_is_recorded_anew", "decay_comes_and_goes", "muon_s_flags_are_recorded_anew"),
     ),
     Guard(
@@ -237,6 +237,41 @@ GUARDS = (
         _capture("a_variable_that_chooses_kernels_is_recorded_anew"),
     ),
     Guard(
+        "which rule it is",
+        "capture",
+        " or identity(step.rule) != self._rule:\n",
+        ":\n",
+        _capture("an_exchanged_rule_is_another_rule"),
+    ),
+    Guard(
+        "methods set on the rule itself",
+        "optimizer",
+        " and not vars(self.rule).keys() & set(RULE_METHODS)",
+        "",
+        _capture("an_exchanged_rule_is_another_rule"),
+    ),
+    Guard(
+        "hyperparameters on written memory",
+        "capture",
+        "                elif any(map(self.certificate.meets, step.scalar_tensors(position))):\n",
+        "                elif False:\n",
+        _capture("a_learned_learning_rate_is_native"),
+    ),
+    Guard(
+        "the default dtype",
+        "recording",
+        "torch.zeros(len(names), dtype=torch.float32, device=device)",
+        "torch.zeros(len(names), device=device)",
+        _capture("the_default_dtype_does_not_matter"),
+    ),
+    Guard(
+        "schemes of unknown dependence",
+        "orthogonalization",
+        ' if type(scheme) is NewtonSchulz else "scheme"',
+        "",
+        _capture("an_orthogonalisation_that_cannot_be_recorded_is_native"),
+    ),
+    Guard(
         "values of scalars",
         "recording",
         "            if self._last.get(name) != key:\n",
@@ -296,7 +331,7 @@ GUARDS = (
     Guard(
         "overridden methods",
         "capture",
-        '        if unwrap(getattr(function, "__func__", function)) is not unwrap(getattr(base, name)):\n',
+        "        if not is_own:\n",
         "        if False:\n",
         _capture("overriding_classes_run_natively", "an_overriding_instance_runs_natively"),
     ),
@@ -306,6 +341,35 @@ GUARDS = (
         'vars(type(self.rule)).get("is_capturable")',
         "self.rule.is_capturable",
         _capture("overriding_classes_run_natively"),
+    ),
+    # The same certificate spares native steps their checks
+    Guard(
+        "dtypes that no step can use",
+        "certificate",
+        "gradient.layout == torch.strided and gradient.is_floating_point() and",
+        "gradient.layout == torch.strided and",
+        _capture("a_familiar_group_of_the_cpu_is_still_checked"),
+    ),
+    Guard(
+        "parameters without elements",
+        "optimizer",
+        "places = members.left_out if is_known else None",
+        "places = () if is_known else None",
+        _capture("a_sparse_gradient_of_an_empty_parameter_is_still_found"),
+    ),
+    Guard(
+        "another set of buffers",
+        "certificate",
+        "        if members.names != self._names:\n",
+        "        if False:\n",
+        _capture("buffers_that_depend_on_the_group_are_made_when_asked_for"),
+    ),
+    Guard(
+        "gradients that nobody needs any more",
+        "optimizer",
+        "            self._familiar.dismiss()\n",
+        "            pass\n",
+        _capture("gradients_are_let_go_after_the_step"),
     ),
     # Span and life cycle
     Guard(

@@ -401,7 +401,7 @@ def test_a_step_that_cannot_run_writes_nothing(kind: str) -> None:
         error, message = TypeError, "group 1: ns_steps must be an int, got 5.0"
     elif kind == "late_momentum":
         optimizer.param_groups[1]["momentum"] = [0.9]
-        error, message = TypeError, r"group 1: momentum must be a number or a one-element tensor, got \[0.9\]"
+        error, message = TypeError, r"group 1: momentum must be a float32 number or a one-element tensor, got \[0.9\]"
     elif kind == "inference":
         with torch.inference_mode():
             optimizer.state[last]["momentum_buffer"] = torch.zeros(4, 3)

@@ -4,6 +4,7 @@ Prints one table; the numbers behind it go to a file as JSON lines. `--tune` als
 """
 
 import argparse
+import datetime as dt
 import gc
 import json
 import math
@@ -27,6 +28,7 @@ os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
 os.environ.setdefault("TEARDOWN_CUPTI", "0")
 
 import torch
+from tools.bench import environment
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -285,7 +287,13 @@ def tune(name: str, dtype_name: str, num_rounds: int) -> list[Arm]:
 
 
 def _environment() -> dict[str, Any]:
-    facts: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    facts: dict[str, Any] = {
+        "command": environment.typed_command(sys.orig_argv, Path.cwd()),
+        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(),
+        "driver": environment.driver()[0],
+        "torch": torch.__version__,
+    }
     with _noted(facts, "triton"):
         facts["triton"] = version("triton")
     return facts | {"cuda": torch.version.cuda, "python": platform.python_version()}

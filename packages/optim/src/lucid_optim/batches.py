@@ -143,7 +143,11 @@ class Familiar:
             raise KeyError(position)
         return self._certificate.watches[position]
 
-    def learn(self, groups: Sequence[Members], state: State, names: Mapping[int, Sequence[str]]) -> None:
+    def dismiss(self) -> None:
+        """Let go of this step's gradients."""
+        self._now = {}
+
+    def learn(self, groups: Sequence[Members], state: State) -> None:
         """Remember the groups of a native step that has just ended, unless they are familiar.
 
         Where nothing stays as it was, learning pauses for longer and longer.
@@ -156,12 +160,10 @@ class Familiar:
             return
         self._misses = min(2 * self._misses + 1, 64)
         self._pause = self._misses - 1
-        buffers = (
-            state[param][name] for members in groups for param in members.params for name in names[members.position]
-        )
+        buffers = (state[param][name] for members in groups for param in members.params for name in members.names)
         if any(buffer.is_inference() for buffer in buffers):
             return
-        self._certificate = Certificate(groups, state, names)
+        self._certificate = Certificate(groups, state)
         self._splits = {
             position: _Split(lanes=lanes_of(watch.params, (), watch.columns))
             for position, watch in self._certificate.watches.items()

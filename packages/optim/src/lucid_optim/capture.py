@@ -7,6 +7,7 @@ native, and a new certificate is issued.
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,14 @@ STRICT_PATIENCE = 4
 INVALIDATING = {"changed_parameters", "changed_state", "changed_structure", "changed_modes"}
 # Under these nothing is certified.
 UNCERTIFIED = {"overridden", "inference_mode", "autocast", "compiling", "dispatch_mode", "enclosing_capture"}
+# What a preparation may depend on, beside the contract.
+RULE_METHODS = ("buffers", "scalars", "structure", "prepare", "phases")
+# A recording that was replayed less often was wasted. After two of those in a row the next one waits, twice as long
+# after each more, at most so many steps.
+WORTHWHILE_REPLAYS = 8
+LONGEST_PATIENCE = 64
+# A recording that has not been of use for so many steps in a row gives its memory back.
+MOST_MISSES = 16
 # The replay that is timed: the first ones may still wait for the device to finish the set-up.
 TIMED_REPLAY = 3
 
@@ -68,15 +77,22 @@ def requested_capture(explicit: bool | None, environment: Mapping[str, str] = os
 def is_overridden(optimizer: object, base: type, names: Sequence[str]) -> bool:
     """Tell whether a subclass replaces one of the base's methods, or the instance itself one other than `step`.
 
-    Wrappers that keep what they wrap in `__wrapped__` do not count. An instance's own `step`, which schedulers set, has
-    called the class's by the time that this is asked.
+    Wrappers of `step` that keep what they wrap in `__wrapped__` do not count: torch sets them. An instance's own
+    `step`, which schedulers set, has called the class's by the time that this is asked.
     """
     for name in names:
-        own = None if name == "step" else vars(optimizer).get(name)
-        function = own or getattr(type(optimizer), name)
-        if unwrap(getattr(function, "__func__", function)) is not unwrap(getattr(base, name)):
+        if name == "step":
+            is_own = unwrap(type(optimizer).step) is unwrap(base.step)  # type: ignore[attr-defined]
+        else:
+            is_own = name not in vars(optimizer) and getattr(type(optimizer), name) is getattr(base, name)
+        if not is_own:
             return True
     return False
+
+
+def identity(rule: Rule) -> tuple[object, ...]:
+    """Return the rule and the methods that it has now; whoever exchanges one has another rule."""
+    return rule, *(getattr(type(rule), name) for name in RULE_METHODS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +107,8 @@ class Step:
         structures: By position, for the groups that take part.
         orthogonalize: Handed to the rule.
         is_overridden: Whether somebody's code takes the place of the machinery's or the rule's.
+        is_strict: Whether falling back raises.
+        num_branches: How many groups a recording prepares side by side.
     """
 
     groups: list[Members]
@@ -100,12 +118,19 @@ class Step:
     structures: dict[int, Any]
     orthogonalize: Orthogonalize
     is_overridden: bool
+    is_strict: bool
+    num_branches: int
 
     def buffers(self, members: Members) -> list[Tensor]:
         """Return the buffers of a group's members, as far as they have been made."""
-        names = self.rule.buffers(self.param_groups[members.position])
         entries = [self.state[param] for param in members.params if param in self.state]
-        return [entry[name] for entry in entries for name in names if name in entry]
+        found = [entry.get(name) for entry in entries for name in members.names]
+        return [buffer for buffer in found if buffer is not None]
+
+    def scalar_tensors(self, position: int) -> list[Tensor]:
+        """Return the hyperparameters of a group that are tensors."""
+        values = (self.param_groups[position][name] for name in self.rule.hyperparameters)
+        return [value for value in values if isinstance(value, Tensor)]
 
     def signature(self) -> dict[int, str]:
         """Return the structures in a form whose equality distinguishes types and the sign of zero."""
@@ -159,26 +184,32 @@ class Candidate:
         ineligible: Groups that no recording can serve, each with its key of `REASONS`.
         recording: Of the other groups, or None.
         refusal: Why no recording could be made.
+        num_held: Steps for which it has held.
+        num_missed: Steps in a row for which it has not.
     """
 
     def __init__(self, step: Step) -> None:
-        names = {members.position: step.rule.buffers(step.param_groups[members.position]) for members in step.groups}
-        self.certificate = Certificate(step.groups, step.state, names)
+        self.certificate = Certificate(step.groups, step.state)
         self.ineligible = self.certificate.ineligible()
         self.recording: Recording | None = None
         self.refusal: str | None = None
+        self.num_held = 0
+        self.num_missed = 0
         self._signature = step.signature()
         self._modes = numeric_modes()
+        self._rule = identity(step.rule)
 
     def failures(self, step: Step, signature: Mapping[int, str], modes: tuple[object, ...]) -> dict[int, str]:
         """Return the groups for which something does not hold any more, each with its key of `REASONS`."""
         found = self.certificate.failures(step.groups, step.state)
         for position in signature:
             if position not in found and position not in self.ineligible:
-                if signature[position] != self._signature.get(position):
+                if signature[position] != self._signature.get(position) or identity(step.rule) != self._rule:
                     found[position] = "changed_structure"
                 elif modes != self._modes:
                     found[position] = "changed_modes"
+                elif any(map(self.certificate.meets, step.scalar_tensors(position))):
+                    found[position] = "shared_memory"
         return found
 
     def release(self) -> None:
@@ -191,18 +222,13 @@ class Candidate:
 class UpdateCapture:
     """Recording and replay of one optimizer's update preparation.
 
-    Args:
-        is_strict: Whether falling back raises.
-        num_branches: How many groups a recording prepares side by side.
-
     Attributes:
-        setup_seconds: Host seconds spent on recordings.
+        setup_seconds: Host seconds spent on recordings, failed ones included.
     """
 
-    def __init__(self, *, is_strict: bool, num_branches: int) -> None:
+    def __init__(self) -> None:
         self.setup_seconds = 0.0
-        self._is_strict = is_strict
-        self._num_branches = num_branches
+        self._num_wasted = 0
         self._candidates: list[Candidate] = []
         self._native_watch: graphs.Stopwatch | None = None
         self._replay_watch: graphs.Stopwatch | None = None
@@ -214,11 +240,22 @@ class UpdateCapture:
         """The present recording."""
         return next((one.recording for one in self._candidates if one.recording is not None), None)
 
+    def _drop(self) -> None:
+        """Drop recordings and certificates; after one that was not worth it, the next one waits longer."""
+        replays = [one.recording.replays for one in self._candidates if one.recording is not None]
+        if replays:
+            self._num_wasted = self._num_wasted + 1 if replays[0] < WORTHWHILE_REPLAYS else 0
+        for candidate in self._candidates:
+            candidate.release()
+        self._candidates = []
+
     def release(self) -> None:
         """Drop recordings and certificates, and give their memory back."""
         for candidate in self._candidates:
             candidate.release()
         self._candidates = []
+        self._num_native = 0
+        self._num_wasted = 0
 
     def times(self) -> tuple[float | None, float | None]:
         """Return the device seconds of a native and of a replayed step, as far as they are known."""
@@ -232,16 +269,19 @@ class UpdateCapture:
         Raises:
             CaptureError: If a group would fall back and the optimizer is strict.
         """
+        if not step.groups:
+            return Plan(reasons={})
         plan = self._plan(step)
         self._num_native = 0 if plan.replayed else self._num_native + 1
         for position, reason in plan.reasons.items():
             if reason is not None and (reason not in PLANNED or self._num_native >= STRICT_PATIENCE):
-                self._complain(position, reason)
+                self._complain(step, position, reason)
         return plan
 
-    def _complain(self, position: int, reason: str, detail: str = "") -> None:
+    def _complain(self, step: Step, position: int, reason: str, detail: str = "") -> None:
         """Raise if strict, else log each reason once."""
-        if self._is_strict:
+        if step.is_strict:
+            self._num_native = 0
             raise CaptureError(position, reason, detail)
         if reason not in self._logged:
             self._logged.add(reason)
@@ -263,16 +303,24 @@ class UpdateCapture:
         positions = [members.position for members in step.groups]
         signature, modes = step.signature(), numeric_modes()
         plans = []
-        for candidate in self._candidates:
+        for candidate in list(self._candidates):
             failures = candidate.failures(step, signature, modes)
             if not failures:
+                candidate.num_missed = 0
+                candidate.num_held += 1
                 reason = candidate.refusal
-                if candidate.recording is None and reason is None and self._native_watch is None:
+                patience = min(2 ** max(0, self._num_wasted - 2), LONGEST_PATIENCE)
+                is_early = self._native_watch is None or candidate.num_held < patience
+                if candidate.recording is None and reason is None and is_early:
                     reason = "warming_up"
                 return Plan(
                     reasons={position: candidate.ineligible.get(position, reason) for position in positions},
                     candidate=candidate,
                 )
+            candidate.num_missed += 1
+            if candidate.num_missed > MOST_MISSES:
+                candidate.release()
+                self._candidates.remove(candidate)
             own = {**candidate.ineligible, **failures}
             plans.append(
                 Plan(
@@ -280,7 +328,7 @@ class UpdateCapture:
                     culprit=next(iter(failures)),
                 )
             )
-        return plans[0]
+        return plans[-1]  # the newest certificate knows best
 
     def replay(self, plan: Plan, step: Step) -> Plan:
         """Record where that is due, and replay; the groups left over are to be stepped natively.
@@ -306,7 +354,7 @@ class UpdateCapture:
                 recording = self._record(candidate, step, structures, scalars)
             except graphs.RecordingError as error:
                 candidate.refusal = error.reason
-                self._complain(plan.replayed[0], error.reason, str(error))
+                self._complain(step, plan.replayed[0], error.reason, str(error))
                 return replace(plan, reasons={at: reason or error.reason for at, reason in plan.reasons.items()})
             is_recorded_now = True
         watch = None
@@ -324,14 +372,17 @@ class UpdateCapture:
         scalars: Mapping[int, Mapping[str, Scalar]],
     ) -> Recording:
         """Record for a candidate, in place of every other one, so that two recordings never hold memory at once."""
-        for other in self._candidates:
-            other.release()
+        begin = time.perf_counter()
+        self._drop()
         self._candidates = [candidate]
-        recording = Recording(
-            candidate.certificate, step.rule, structures, scalars, step.orthogonalize, self._num_branches
-        )
+        try:
+            with graphs.building(candidate.certificate.device or step.groups[0].params[0].device):
+                recording = Recording(
+                    candidate.certificate, step.rule, structures, scalars, step.orthogonalize, step.num_branches
+                )
+        finally:
+            self.setup_seconds += time.perf_counter() - begin
         candidate.recording = recording
-        self.setup_seconds += recording.seconds
         return recording
 
     def native(self, plan: Plan) -> AbstractContextManager[None]:
@@ -347,7 +398,7 @@ class UpdateCapture:
         if plan.candidate is not None or not plan.reasons or UNCERTIFIED & set(plan.reasons.values()):
             return
         if INVALIDATING & set(plan.reasons.values()):
-            self.release()
+            self._drop()
         candidate = Candidate(step)
         kept = [one for one in self._candidates if one.recording is not None]
         self._candidates = [*kept, candidate] if len(candidate.ineligible) < len(step.groups) else kept

@@ -36,27 +36,34 @@ class Members:
         places: Of the parameters in the group's list.
         params: The parameters.
         gradients: Their gradients.
+        names: Of their buffers.
+        left_out: Places of parameters that have a gradient and no element.
     """
 
     position: int
     places: Sequence[int]
     params: list[Tensor]
     gradients: list[Tensor]
+    names: tuple[str, ...]
+    left_out: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, position: int, group: Group) -> "Members":
-        """Return the members of a group now."""
+    def of(cls, position: int, group: Group, names: tuple[str, ...]) -> "Members":
+        """Return the members of a group now, given the names of its buffers."""
         params: list[Tensor] = group["params"]
         found: list[Any] = [param.grad for param in params]
         if type(None) not in set(map(type, found)) and all(map(Tensor.numel, params)):
             # What nearly every step is, at the speed of nearly no Python.
-            return cls(position=position, places=range(len(params)), params=list(params), gradients=found)
-        places = [place for place, param in enumerate(params) if found[place] is not None and param.numel()]
+            return cls(position=position, places=range(len(params)), params=list(params), gradients=found, names=names)
+        moved = [place for place, gradient in enumerate(found) if gradient is not None]
+        places = [place for place in moved if params[place].numel()]
         return cls(
             position=position,
             places=places,
             params=[params[place] for place in places],
             gradients=[found[place] for place in places],
+            names=names,
+            left_out=tuple(place for place in moved if not params[place].numel()),
         )
 
 
@@ -158,11 +165,11 @@ class Watch:
         gradient_addresses: Where those lie; empty before any was seen.
     """
 
-    def __init__(self, members: Members, entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    def __init__(self, members: Members, entries: Sequence[Mapping[str, Any]]) -> None:
         self.position = members.position
-        self._names = tuple(names)
+        self._names = members.names
         self.params = members.params
-        self.columns = {name: [entry[name] for entry in entries] for name in names}
+        self.columns = {name: [entry[name] for entry in entries] for name in members.names}
         self.buffers = [buffer for column in self.columns.values() for buffer in column]
         self.eligibility = ineligibility(members, self.buffers)
         self._places = members.places
@@ -185,6 +192,8 @@ class Watch:
             ranges: Of all certified parameters and buffers.
             is_same_state: Whether `state` is known to hold the entries that it held.
         """
+        if members.names != self._names:
+            return "changed_structure"
         if members.places != self._places:
             return "changed_gradients"
         if not _are_same(members.params, self.params) or not self._param_places.hold(self.params):
@@ -201,6 +210,8 @@ class Watch:
         is_same_kind = self.gradient_layouts.hold(gradients)
         if not is_same_kind and not self._are_usable(gradients):
             return "gradient"
+        if self.eligibility == "gradient" and not any(_is_unusual(one, self.params[0].device) for one in gradients):
+            return "changed_gradients"
         if is_same_kind and self.gradient_addresses and are_at(gradients, self.gradient_addresses, self._every_place):
             return None
         addresses = _addresses(gradients)
@@ -221,7 +232,7 @@ class Watch:
         if self.eligibility is None and any(_is_unusual(gradient, device) for gradient in gradients):
             return False
         return all(
-            gradient.layout == torch.strided and gradient.shape == param.shape
+            gradient.layout == torch.strided and gradient.is_floating_point() and gradient.shape == param.shape
             for gradient, param in zip(gradients, self.params, strict=True)
         )
 
@@ -232,13 +243,11 @@ class Certificate:
     Args:
         groups: What takes part in the step, one or more.
         state: The optimizer's state; the buffers of every member exist.
-        names: For each group position, the buffers of its rule.
     """
 
-    def __init__(self, groups: Sequence[Members], state: State, names: Mapping[int, Sequence[str]]) -> None:
+    def __init__(self, groups: Sequence[Members], state: State) -> None:
         self.watches = {
-            members.position: Watch(members, [state[param] for param in members.params], names[members.position])
-            for members in groups
+            members.position: Watch(members, [state[param] for param in members.params]) for members in groups
         }
         self._keys = list(state)
         self._entries = list(state.values())
@@ -263,6 +272,10 @@ class Certificate:
             for members in groups
         }
         return {position: reason for position, reason in found.items() if reason is not None}
+
+    def meets(self, tensor: Tensor) -> bool:
+        """Tell whether a tensor shares memory with one that the step writes."""
+        return self._ranges.meet(tensor)
 
     def ineligible(self) -> dict[int, str]:
         """Return the groups that no recording can serve, each with its key of `REASONS`."""

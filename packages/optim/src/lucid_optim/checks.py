@@ -1,7 +1,7 @@
 """What values an optimizer accepts, and the sentences with which it refuses the others."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -27,6 +27,7 @@ __all__ = [
     "unit_interval",
 ]
 
+FLOAT32_MAX = torch.finfo(torch.float32).max
 # What the operations of a step exist for.
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -95,6 +96,8 @@ def _parameter_complaint(parameter: Tensor) -> str | None:
         return f"is {parameter.dtype}; only real floating-point parameters of 16, 32 or 64 bits can be optimized"
     if parameter.layout != torch.strided:
         return f"has layout {parameter.layout}; only dense storage can be optimized"
+    if not is_lazy(parameter) and parameter.is_neg():
+        return "is a lazily negated view; pass a .resolve_neg() of it"
     if not is_lazy(parameter) and not is_dense(parameter) and _overlaps_itself(parameter):
         return "is an expanded tensor whose elements share memory; pass a .clone() of it"
     return None
@@ -197,18 +200,35 @@ def check_values(rule: Rule, position: int, group: Group) -> Hashable:
         if not hyperparameter.tensor:
             _check_hyperparameter(f"group {position}: {name}", group[name], hyperparameter)
         elif not _is_number(group[name]):
-            raise TypeError(f"group {position}: {name} must be a number or a one-element tensor, got {group[name]!r}")
+            raise TypeError(
+                f"group {position}: {name} must be a float32 number or a one-element tensor, got {group[name]!r}"
+            )
     return rule.structure(group)
 
 
-def check_tensors(rule: Rule, position: int, group: Group, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+def check_tensors(
+    rule: Rule,
+    position: int,
+    group: Group,
+    state: Mapping[Tensor, Mapping[str, Any]],
+    places: Sequence[int] | None = None,
+) -> None:
     """Raise for a parameter, gradient or buffer that would make a group's step fail halfway.
+
+    Args:
+        rule: Of the group.
+        position: Of the group.
+        group: The group.
+        state: The optimizer's.
+        places: Of the parameters to look at; None is all.
 
     Raises:
         RuntimeError: If one cannot be used; the message names it.
     """
     names = rule.buffers(group)
-    for index, parameter in enumerate(group["params"]):
+    params = group["params"]
+    for index in range(len(params)) if places is None else places:
+        parameter = params[index]
         gradient = parameter.grad
         if gradient is None:
             continue
@@ -222,12 +242,15 @@ def check_tensors(rule: Rule, position: int, group: Group, state: Mapping[Tensor
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
-        return value.numel() == 1 and not value.is_complex()
+        is_real = not value.is_complex() and value.dtype != torch.bool
+        return value.layout == torch.strided and value.numel() == 1 and is_real and not value.is_meta
+    if isinstance(value, str | bytes | bytearray | bool):
+        return False
     try:
-        float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    return not isinstance(value, str)
+    return not math.isfinite(number) or abs(number) <= FLOAT32_MAX
 
 
 def _gradient_complaint(gradient: Tensor, parameter: Tensor) -> str | None:

@@ -43,6 +43,7 @@ def numeric_modes() -> tuple[object, ...]:
         _float32_precision(),
         matmul.allow_fp16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction,
+        getattr(matmul, "allow_fp16_accumulation", None),
         torch.are_deterministic_algorithms_enabled(),
         torch.backends.cuda.preferred_blas_library(),
         os.environ.get("CUBLAS_WORKSPACE_CONFIG"),

@@ -23,9 +23,11 @@ from lucid_optim.private import abandon_pool
 
 __all__ = [
     "MAX_BRANCHES",
+    "Home",
     "Recorded",
     "RecordingError",
     "Stopwatch",
+    "building",
     "can_capture",
     "in_branches",
     "in_order",
@@ -145,7 +147,7 @@ def in_order(device: torch.device) -> Iterator[None]:
     Recordings own their inputs and outputs, so two steps on two streams would race where native ones would not.
     """
     lane = _lane(device)
-    with lane.lock:
+    with lane.lock, torch.cuda.device(device):
         stream = torch.cuda.current_stream(device)
         if lane.last_stream is not None and stream != lane.last_stream:
             stream.wait_event(lane.done)
@@ -185,10 +187,13 @@ def record(work: Callable[[], Result], device: torch.device) -> tuple[Recorded[R
     """
     begin = time.perf_counter()
     lane = _lane(device)
+    recorded: Recorded[Result] | None = None
     with lane.lock, torch.cuda.device(device), _no_collection():
-        recorded, failure = _capture(work, device, lane.streams[0])
-        if recorded is None:
-            _heal(device, lane.streams[0])
+        try:
+            recorded, failure = _capture(work, device, lane.streams[0])
+        finally:
+            if recorded is None:
+                _heal(device, lane.streams[0])
     if recorded is None:
         reason, message = failure
         raise RecordingError(reason, message)
@@ -201,28 +206,38 @@ def _capture(
     """Record on a stream; on failure return None and why, without any reference to the failed frames."""
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
-    failure = ("recording_failed", "")
+    failure: tuple[str, str] | None = None
+    interrupt: BaseException | None = None
     result: Result | None = None
     has_ended = False
     with torch.cuda.stream(stream):
         try:
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 result = work()
+            except BaseException as error:
+                # The end of the capture may raise in its turn; what comes first is the reason.
+                failure = _reason(error)
+                interrupt = None if isinstance(error, Exception) else error
+                raise
             finally:
-                graph.capture_end()
-                has_ended = True
-            return Recorded(graph, result, device), failure
-        except torch.cuda.OutOfMemoryError as error:
-            failure = ("out_of_memory", str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the native step takes over
-            failure = ("recording_failed", f"{type(error).__name__}: {error}")
-        except BaseException:
-            _abandon(graph, device, pool, has_ended=has_ended)
-            raise
-    del result
+                if torch.cuda.is_current_stream_capturing():
+                    graph.capture_end()
+                    has_ended = True
+            return Recorded(graph, result, device), ("", "")
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the native step takes over
+            failure = failure or _reason(error)
+            interrupt = interrupt or (None if isinstance(error, Exception) else error)
     _abandon(graph, device, pool, has_ended=has_ended)
+    if interrupt is not None:
+        raise interrupt
     return None, failure
+
+
+def _reason(error: BaseException) -> tuple[str, str]:
+    """Return the key of `REASONS` for an error, and its own words."""
+    reason = "out_of_memory" if isinstance(error, torch.cuda.OutOfMemoryError) else "recording_failed"
+    return reason, f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any, *, has_ended: bool) -> None:
@@ -267,12 +282,57 @@ def in_branches(jobs: Sequence[Callable[[], Result]], device: torch.device, num_
     for branch in branches:
         branch.wait_stream(main)
     results = []
-    for at, job in enumerate(jobs):
-        with torch.cuda.stream(branches[at % len(branches)]):
-            results.append(job())
+    try:
+        for at, job in enumerate(jobs):
+            with torch.cuda.stream(branches[at % len(branches)]):
+                results.append(job())
+    except BaseException:
+        for branch in branches:
+            with contextlib.suppress(RuntimeError):  # a broken capture refuses this too
+                main.wait_stream(branch)
+        raise
     for branch in branches:
         main.wait_stream(branch)
     return results
+
+
+@contextlib.contextmanager
+def building(device: torch.device) -> Iterator[None]:
+    """Make whatever fails while a recording is put together a `RecordingError`; the device is the current one.
+
+    Raises:
+        RecordingError: In place of any other exception.
+    """
+    failure: tuple[str, str] | None = None
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        try:
+            yield
+        except RecordingError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the native step takes over
+            failure = _reason(error)
+    if failure is not None:
+        raise RecordingError(*failure)
+
+
+class Home:
+    """The stream on which a recording's own tensors were made, and to which their memory goes back.
+
+    Args:
+        device: Of the tensors.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    def await_last_use(self) -> None:
+        """Let the stream wait for the last step, wherever that ran, before it hands the memory out again."""
+        if self._stream is None:
+            return
+        lane = _lane(self._device)
+        if lane.last_stream is not None and lane.last_stream != self._stream:
+            self._stream.wait_event(lane.done)
 
 
 class Stopwatch:
@@ -281,6 +341,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
+        self._has_stopped = False
         _watches.add(self)
 
     def cuda_objects(self) -> list[Any]:
@@ -294,10 +355,12 @@ class Stopwatch:
     def stop(self) -> None:
         """Mark the second place on the current stream."""
         self._end.record()
+        self._has_stopped = True
 
     def seconds(self) -> float | None:
         """Return the time between the two, or None while the device has not passed both."""
-        return self._begin.elapsed_time(self._end) / 1e3 if self._begin.query() and self._end.query() else None
+        has_passed = self._has_stopped and self._begin.query() and self._end.query()
+        return self._begin.elapsed_time(self._end) / 1e3 if has_passed else None
 
 
 @contextlib.contextmanager

@@ -88,11 +88,11 @@ class MuonRule(Rule):
 
     def structure(self, group: Group) -> MuonStructure:
         """Return what the iteration runs with, the flags, and whether weight decay is skipped."""
-        a, b, c = group["ns_coefficients"]
+        a, b, c = map(float, group["ns_coefficients"])
         scheme = NewtonSchulz(
             steps=index(group["ns_steps"]),
             coefficients=(a, b, c),
-            eps=group["eps"],
+            eps=float(group["eps"]),
             norm="clamp_eps",
             dtype=torch.bfloat16,
         )
@@ -100,7 +100,7 @@ class MuonRule(Rule):
             scheme=scheme,
             nesterov=bool(group["nesterov"]),
             adjust_lr_fn=group["adjust_lr_fn"],
-            decays=host_value(group["weight_decay"]) != 0,
+            decays=bool(host_value(group["weight_decay"]) != 0),
         )
 
     def prepare(self, batch: Batch, structure: MuonStructure, scalars: Scalars) -> list[Tensor]:

@@ -74,7 +74,7 @@ class MuSGDRule(Rule):
     def structure(self, group: Group) -> MuSGDStructure:
         """Return the orthogonalisation and whether weight decay is skipped."""
         return MuSGDStructure(
-            scheme=NewtonSchulz(steps=index(group["ns_steps"])), decays=host_value(group["weight_decay"]) != 0
+            scheme=NewtonSchulz(steps=index(group["ns_steps"])), decays=bool(host_value(group["weight_decay"]) != 0)
         )
 
     def prepare(self, batch: Batch, structure: MuSGDStructure, scalars: Scalars) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import ParamsT, StateDict
 
 from lucid_optim.batches import Familiar, lanes_of, make_batches
 from lucid_optim.buckets import orthogonalize_all
-from lucid_optim.capture import Plan, Step, UpdateCapture, is_overridden, requested_capture
+from lucid_optim.capture import RULE_METHODS, Plan, Step, UpdateCapture, is_overridden, requested_capture
 from lucid_optim.certificate import Members
 from lucid_optim.checks import check_group, check_saved_buffers, check_state, check_tensors, check_values, positive_int
 from lucid_optim.graphs import MAX_BRANCHES
@@ -98,6 +98,7 @@ class RuleOptimizer(Optimizer):
             if not is_copy:
                 check_group(self.rule, position, group)
             check_state(self.rule, position, group, adopted)
+        kept = [] if is_copy else [self._tally(group) for group in self.param_groups]
         for group in state["param_groups"]:
             for parameter in group["params"]:
                 self._fit_buffers(parameter, adopted.get(parameter, {}), self.rule.buffers(group))
@@ -107,11 +108,11 @@ class RuleOptimizer(Optimizer):
             self._overridden |= overridden
             self._start_capture()
         self.release()
-        self._tallies = {}
+        self._tallies = {id(group): (group, tally) for group, tally in zip(self.param_groups, kept, strict=False)}
 
     def _start_capture(self) -> None:
-        self._capture = UpdateCapture(is_strict=self.strict, num_branches=self.capture_branches)
-        self._orthogonalize = OrthogonalizationCapture(is_on=self.capture_orthogonalization)
+        self._capture = UpdateCapture()
+        self._orthogonalize = OrthogonalizationCapture()
         self._familiar = Familiar()
 
     def release(self) -> None:
@@ -223,7 +224,10 @@ class RuleOptimizer(Optimizer):
         structures = {
             position: check_values(self.rule, position, group) for position, group in enumerate(self.param_groups)
         }
-        groups = [Members.of(position, group) for position, group in enumerate(self.param_groups)]
+        groups = [
+            Members.of(position, group, tuple(self.rule.buffers(group)))
+            for position, group in enumerate(self.param_groups)
+        ]
         step = Step(
             groups=[members for members in groups if members.params],
             param_groups=self.param_groups,
@@ -232,23 +236,30 @@ class RuleOptimizer(Optimizer):
             structures={members.position: structures[members.position] for members in groups if members.params},
             orthogonalize=orthogonalize_all,
             is_overridden=self._is_overridden(),
+            is_strict=self.strict,
+            num_branches=self.capture_branches,
         )
         plan = self._capture.plan(step) if self.capture_updates else Plan.all_native(step, "not_requested")
-        self._check_tensors(plan, step)
-        plan = self._capture.replay(plan, step)
-        self._step_natively(plan, step)
+        try:
+            self._check_tensors(plan, step, groups)
+            plan = self._capture.replay(plan, step)
+            self._step_natively(plan, step)
+        finally:
+            self._familiar.dismiss()
         if self.capture_updates:
             self._capture.settle(plan, step)
         self._count(plan)
         return loss
 
-    def _check_tensors(self, plan: Plan, step: Step) -> None:
+    def _check_tensors(self, plan: Plan, step: Step, groups: Sequence[Members]) -> None:
         """Look at everything that neither a recording nor an earlier native step answers for."""
-        self._familiar.recognize(plan.of(plan.native, step), self.state)
+        if not is_overridden(self, RuleOptimizer, ("_batches", "_buffer")):
+            self._familiar.recognize(plan.of(plan.native, step), self.state)
         replayed = plan.replayed
-        for position, group in enumerate(self.param_groups):
-            if position not in replayed and position not in self._familiar:
-                check_tensors(self.rule, position, group, self.state)
+        for members in groups:
+            is_known = members.position in replayed or members.position in self._familiar
+            places = members.left_out if is_known else None
+            check_tensors(self.rule, members.position, self.param_groups[members.position], self.state, places)
 
     def _step_natively(self, plan: Plan, step: Step) -> None:
         """Step the groups that the plan leaves over."""
@@ -260,11 +271,11 @@ class RuleOptimizer(Optimizer):
                 for update in self._updates(self.param_groups[position]):
                     write(Update(*update))
         if not step.is_overridden:
-            names = {position: self.rule.buffers(self.param_groups[position]) for position in native}
-            self._familiar.learn(plan.of(native, step), self.state, names)
+            self._familiar.learn(plan.of(native, step), self.state)
 
     def _is_overridden(self) -> bool:
-        return not vars(type(self.rule)).get("is_capturable") or is_overridden(self, RuleOptimizer, MACHINERY)
+        is_promised = vars(type(self.rule)).get("is_capturable") and not vars(self.rule).keys() & set(RULE_METHODS)
+        return not is_promised or is_overridden(self, RuleOptimizer, MACHINERY)
 
     def _count(self, plan: Plan) -> None:
         """Add a step to the counts of its groups."""
@@ -314,12 +325,13 @@ class RuleOptimizer(Optimizer):
         each sees what the writes before it have left.
         """
         position = next(at for at, one in enumerate(self.param_groups) if one is group)
+        orthogonalize = self._orthogonalize if self.capture_orthogonalization else orthogonalize_all
         if position in self._familiar:
-            return self._familiar.batches(position, self._orthogonalize)
-        members = Members.of(position, group)
-        columns = {name: [self._buffer(param, name) for param in members.params] for name in self.rule.buffers(group)}
+            return self._familiar.batches(position, orthogonalize)
+        members = Members.of(position, group, tuple(self.rule.buffers(group)))
+        columns = {name: [self._buffer(param, name) for param in members.params] for name in members.names}
         lanes = lanes_of(members.params, members.gradients, columns)
-        return make_batches(lanes, members.params, members.gradients, columns, self._orthogonalize)
+        return make_batches(lanes, members.params, members.gradients, columns, orthogonalize)
 
     def _buffer(self, parameter: Tensor, name: str) -> Tensor:
         """Return a parameter's buffer, made of zeros at its first gradient."""

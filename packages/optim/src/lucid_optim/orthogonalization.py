@@ -10,6 +10,7 @@ from torch import Tensor
 from lucid_optim import graphs
 from lucid_optim.buckets import orthogonalize_all
 from lucid_optim.context import forbidding_mode, needs_graph, numeric_modes
+from lucid_optim.newton_schulz import NewtonSchulz
 from lucid_optim.report import REASONS
 
 __all__ = ["OrthogonalizationCapture"]
@@ -25,8 +26,10 @@ class _Recording:
 
     def __init__(self, updates: Sequence[Tensor], scheme: Callable[[Tensor], Tensor]) -> None:
         self._device = updates[0].device
-        self._inputs = [torch.empty_like(update, requires_grad=False) for update in updates]
-        self._graph, self.seconds = graphs.record(lambda: orthogonalize_all(self._inputs, scheme), self._device)
+        with graphs.building(self._device):
+            self._home = graphs.Home(self._device)
+            self._inputs = [torch.empty_like(update, requires_grad=False) for update in updates]
+            self._graph, self.seconds = graphs.record(lambda: orthogonalize_all(self._inputs, scheme), self._device)
 
     def replay(self, updates: Sequence[Tensor]) -> list[Tensor]:
         """Return new tensors; the graph's own are overwritten by the next replay."""
@@ -38,14 +41,12 @@ class _Recording:
         return results
 
     def reset(self) -> None:
+        self._home.await_last_use()
         self._graph.reset()
 
 
 class OrthogonalizationCapture:
     """`orthogonalize_all`, replayed from a recording where the same kind of call has come before.
-
-    Args:
-        is_on: Whether anything is recorded at all.
 
     Attributes:
         recordings: Recordings made.
@@ -53,11 +54,10 @@ class OrthogonalizationCapture:
         reasons: Calls that did not, counted by a key of `REASONS`.
     """
 
-    def __init__(self, *, is_on: bool) -> None:
+    def __init__(self) -> None:
         self.recordings = 0
         self.replays = 0
         self.reasons: Counter[str] = Counter()
-        self._is_on = is_on
         # A recording, or why there is none.
         self._known: OrderedDict[Hashable, _Recording | str] = OrderedDict()
 
@@ -66,7 +66,7 @@ class OrthogonalizationCapture:
 
         The results never alias those of another call, whether this one was replayed or not.
         """
-        if not self._is_on or not updates:
+        if not updates:
             return orthogonalize_all(updates, scheme)
         recording = self._recording(updates, scheme)
         if isinstance(recording, str):
@@ -77,7 +77,7 @@ class OrthogonalizationCapture:
 
     def _recording(self, updates: Sequence[Tensor], scheme: Callable[[Tensor], Tensor]) -> _Recording | str:
         """Return the recording that serves a call, or the key of `REASONS` for why none does."""
-        reason = _ineligibility(updates)
+        reason = _ineligibility(updates) if type(scheme) is NewtonSchulz else "scheme"
         if reason is not None:
             return reason
         key = _kind(updates, scheme)

@@ -1,5 +1,6 @@
 """One recording of the preparation of all certified groups, and its replay."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -85,7 +86,7 @@ class _Slots:
     """
 
     def __init__(self, names: Sequence[Any], device: torch.device) -> None:
-        self.tensor = torch.zeros(len(names), device=device)
+        self.tensor = torch.zeros(len(names), dtype=torch.float32, device=device)
         self.values: dict[Any, Tensor] = dict(zip(names, self.tensor.unbind(), strict=True))
         self._last: dict[Any, tuple[float, float]] = {}
 
@@ -144,17 +145,12 @@ class _Stage:
         self.graph, self.seconds = graphs.record(prepare, device)
         self._works = works
         self._factors = _Slots(range(len(works)), device)
-        # Made at the first replay, when there are updates to point at.
-        self._writes: Writes | None = None
-        self._is_prepared = False
+        self._writes = self._prepare_writes() if are_served(device) and self._are_plain() else None
 
     def replay(self, groups: Sequence[Group]) -> None:
         """Prepare with the values in the slots, then write with the groups' factors."""
         self.graph.replay()
         factors = [work.phase.factor(groups[work.position]) for work in self._works]
-        if not self._is_prepared:
-            self._writes = self._prepare_writes() if self._are_plain() else None
-            self._is_prepared = True
         if self._writes is None or any(isinstance(factor, Tensor) and factor.is_cuda for factor in factors):
             works = zip(self._works, self.graph.result, factors, strict=True)
             write_together(Update(work.batch.params, updates, factor) for work, updates, factor in works)
@@ -169,9 +165,7 @@ class _Stage:
             for work, updates in zip(self._works, self.graph.result, strict=True)
             for pair in zip(work.batch.params, updates, strict=True)
         ]
-        return are_served(pairs[0][0].device) and all(
-            param.stride() == update.stride() and update.dtype == param.dtype for param, update in pairs
-        )
+        return all(param.stride() == update.stride() and update.dtype == param.dtype for param, update in pairs)
 
     def _prepare_writes(self) -> Writes:
         params = [param for work in self._works for param in work.batch.params]
@@ -220,6 +214,7 @@ class Recording:
         if certificate.device is None:
             raise ValueError("no group of the certificate can be recorded")
         self.device = certificate.device
+        self._home = graphs.Home(self.device)
         self._watches = [certificate.watches[position] for position in structures]
         self._slots = {position: _Slots(tuple(scalars[position]), self.device) for position in structures}
         self._inputs = _Inputs([param for watch in self._watches for param in watch.params])
@@ -277,5 +272,12 @@ class Recording:
 
     def reset(self) -> None:
         """Give graphs and memory back."""
+        self._home.await_last_use()
         for stage in self._stages:
             stage.graph.reset()
+
+    def __del__(self) -> None:
+        """Let the memory of what was dropped without a reset wait for its last use as well."""
+        if hasattr(self, "_home"):
+            with contextlib.suppress(Exception):
+                self._home.await_last_use()

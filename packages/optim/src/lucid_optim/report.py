@@ -30,6 +30,7 @@ REASONS = {
     "compiling": "the step was being traced; compile the model, not the step",
     "dispatch_mode": "a torch dispatch mode was active and wants to see the operations; step outside it",
     "autograd": "autograd was to follow an orthogonalisation; call it under torch.no_grad()",
+    "scheme": "only NewtonSchulz is recorded: what another scheme depends on is not known; use NewtonSchulz",
     "enclosing_capture": "the step was itself inside a CUDA graph capture; step outside it",
     "recording_failed": "recording raised; the log has the error, release() allows another attempt",
     "out_of_memory": "recording ran out of device memory; lower the batch size, release() allows another attempt",

@@ -101,6 +101,9 @@ class Rule(ABC):
     def structure(self, group: Group) -> Hashable:
         """Return what decides which operations a preparation runs, as opposed to the values they run on.
 
+        Two structures are one if their `repr` is: that tells types and the sign of zero apart, so it has to show
+        everything that matters.
+
         Raises:
             TypeError: If a value has a type that the preparation could not run with.
         """

@@ -30,10 +30,13 @@ def _spans(counts: Sequence[int]) -> list[tuple[int, int, int]]:
     return [(which, begin, count) for which, count in enumerate(counts) for begin in range(0, count, BLOCK)]
 
 
+def _pinned(rows: object) -> Tensor:
+    """Return numbers as an int64 tensor in pinned memory, new each time, so that nobody waits for its upload."""
+    return torch.tensor(rows, dtype=torch.int64, device="cpu").pin_memory()
+
+
 def _uploaded(rows: object, device: torch.device) -> Tensor:
-    """Return numbers as an int64 tensor on a device; from pinned memory, so that nobody waits."""
-    host = torch.tensor(rows, dtype=torch.int64, device="cpu")
-    return host.pin_memory().to(device, non_blocking=True)
+    return _pinned(rows).to(device, non_blocking=True)
 
 
 def _addresses(tensors: Sequence[Tensor]) -> Tensor:
@@ -62,7 +65,7 @@ class Copies:
     def point(self, sources: list[int]) -> None:
         """Bring the sources' addresses to the device if they have changed; each lies in memory as its target does."""
         if sources != self._last:
-            self._from.copy_(_uploaded(sources, self._from.device))
+            self._from.copy_(_pinned(sources), non_blocking=True)
             self._last = sources
 
     def submit(self) -> None:

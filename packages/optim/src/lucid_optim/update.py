@@ -1,5 +1,6 @@
 """The write that ends a phase, shared by the native step and by replays."""
 
+import ctypes
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ class Update(NamedTuple):
 
 
 def write(update: Update) -> None:
-    """Write one update; a factor of exactly 0 leaves every byte as it is.
+    """Write one update; a factor that is 0 in float32 leaves every byte as it is.
 
     A factor on the host enters as `alpha`; one on the parameters' device by a multiplication of its own, so that
     nothing is read back.
@@ -36,7 +37,7 @@ def write(update: Update) -> None:
         torch._foreach_add_(params, torch._foreach_mul(updates, factor.reshape(())))
         return
     value = float(factor)
-    if value != 0:
+    if ctypes.c_float(value).value != 0:
         torch._foreach_add_(params, updates, alpha=value)
 
 
@@ -47,7 +48,8 @@ def write_together(updates: Iterable[Update]) -> None:
         if isinstance(update.factor, Tensor):
             write(update)
             continue
-        together = lists.setdefault(update.factor, Update([], [], update.factor))
+        factor = float(update.factor)
+        together = lists.setdefault(factor, Update([], [], factor))
         together.params.extend(update.params)
         together.updates.extend(update.updates)
     for together in lists.values():
