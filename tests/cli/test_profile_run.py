@@ -228,28 +228,28 @@ def test_the_built_in_fit_says_what_it_lacks_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """One line with the packages and how to get them, exit code 9, no report."""
-    missing = {"torch", "sklearn"}
+    missing = {"torch", "sklearn", "scipy"}
     monkeypatch.setattr(built_in, "find_spec", lambda name: None if name in missing else object())
     monkeypatch.chdir(tmp_path)
     assert app.run(["profile", "run"]) == 9
     said = capsys.readouterr()
     assert said.out == ""
     (line,) = said.err.splitlines()
-    assert line.startswith("Error: the built-in fit needs torch and scikit-learn: run `")
-    assert "-m pip install torch scikit-learn`" in line
+    assert line.startswith("Error: the built-in fit needs torch and scikit-learn and scipy: run `")
+    assert "-m pip install torch scikit-learn scipy`" in line
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_parts_of_a_small_fit_are_observed_and_its_time_is_told(lucid: Lucid) -> None:
     """Both arms end in the same bytes in every part; the text has the phases and the settings."""
-    fit = ["-m", "lucid_cli.workloads.detection", "--preset", "quick", "--device", "cpu", "--checkpoint", "fit.pt"]
+    fit = ["-m", "lucid_cli.workloads.detection", "--preset", "quick", "--device", "cpu"]
     small = ["--num-train", "32", "--num-val", "8", "--batch", "8", "--epochs", "2", "--warmup-epochs", "1"]
     ran = lucid.profile(sys.executable, *fit, *small)
     assert ran.code == 0, ran.err
     (pair,) = ran.records("pair")
     assert pair["parity"]["status"] == "equal"
     parts = {state["part"] for state in ran.records("state")}
-    assert {"model", "optimizer", "scheduler", "ema", "losses", "metrics", "determinism"} <= parts
+    assert {"model", "optimizer", "scheduler", "ema", "losses", "metrics", "settings"} <= parts
     for record in ran.records("run"):
         assert record["wall"]["source"] == "fit"
         names = [phase["name"] for phase in record["phases"]]
@@ -259,6 +259,10 @@ def test_the_parts_of_a_small_fit_are_observed_and_its_time_is_told(lucid: Lucid
     text = " ".join(ran.out.split())
     assert "CUBLAS_WORKSPACE_CONFIG=':4096:8'" in text
     assert "torch.use_deterministic_algorithms=True" in text
+    for setting in ("model='tiny'", "size=64", "batch=8", "epochs=2", "lr=0.1", "device='cpu'", "amp='off'"):
+        assert setting in text
+    assert "more" not in text.split("settings ")[1].split("metrics ")[0]
+    assert not list(lucid.directory.glob("lucid-fit-*"))
 
 
 def test_overwrite_replaces_a_report_and_the_default_name_is_new(lucid: Lucid) -> None:

@@ -11,6 +11,7 @@ from lucid_cli.workloads.detection.values import Detections, Targets
 Box = tuple[float, float, float, float]
 Found = list[tuple[Box, float, int]]
 There = list[tuple[Box, int]]
+Scores = tuple[float | None, float | None, dict[int, float]]
 
 A, B, C = (0.0, 0.0, 10.0, 10.0), (20.0, 0.0, 30.0, 10.0), (40.0, 0.0, 50.0, 10.0)
 
@@ -48,7 +49,7 @@ def precision_at(images: list[tuple[Found, There]], label: int, threshold: float
     return sum(max((p for r, p in points if r >= recall), default=0.0) for recall in recalls) / 101
 
 
-def reference(images: list[tuple[Found, There]], num_classes: int) -> tuple[float, float, dict[int, float]]:
+def reference(images: list[tuple[Found, There]], num_classes: int) -> Scores:
     """Return AP, AP50 and the AP of each class that has targets."""
     present = {own for _, there in images for _, own in there}
     thresholds = [0.5 + 0.05 * step for step in range(10)]
@@ -58,7 +59,7 @@ def reference(images: list[tuple[Found, There]], num_classes: int) -> tuple[floa
         if label in present
     }
     if not table:
-        return 0.0, 0.0, {}
+        return None, None, {}
     means = {label: sum(row) / len(row) for label, row in table.items()}
     return sum(means.values()) / len(means), sum(row[0] for row in table.values()) / len(table), means
 
@@ -84,7 +85,7 @@ def as_values(images: list[tuple[Found, There]]) -> tuple[list[Detections], list
     return detections, targets
 
 
-def ap_of(images: list[tuple[Found, There]], num_classes: int = 3) -> tuple[float, float, dict[int, float]]:
+def ap_of(images: list[tuple[Found, There]], num_classes: int = 3) -> Scores:
     """Return what the package makes of the images."""
     detections, targets = as_values(images)
     precision = average_precision(detections, targets, num_classes=num_classes)
@@ -112,12 +113,20 @@ def test_it_follows_cocos_rule(images: list[tuple[Found, There]]) -> None:
 
 
 def test_perfect_detections_have_one_and_none_have_zero() -> None:
-    """Every target found alone is 1, nothing found is 0, and something found where there is nothing is 0."""
+    """Every target found alone is 1, and nothing found is 0."""
     there: There = [(A, 0), (B, 1)]
     assert ap_of([([(A, 0.9, 0), (B, 0.8, 1)], there)]) == (1.0, 1.0, {0: 1.0, 1: 1.0})
     assert ap_of([([], there)]) == (0.0, 0.0, {0: 0.0, 1: 0.0})
-    assert ap_of([([(A, 0.9, 0)], [])]) == (0.0, 0.0, {})
-    assert ap_of([]) == (0.0, 0.0, {})
+
+
+@pytest.mark.parametrize("images", [[([(A, 0.9, 0)], [])], [([], [])], []])
+def test_without_targets_there_is_a_reason_and_no_number(images: list[tuple[Found, There]]) -> None:
+    """Nothing to be found is not the same as nothing found."""
+    detections, targets = as_values(images)
+    precision = average_precision(detections, targets, num_classes=3)
+    assert (precision.ap, precision.ap50, precision.per_class) == (None, None, {})
+    assert precision.reason == "no validation image has an annotated object"
+    assert average_precision(*as_values([([], [(A, 0)])]), num_classes=3).reason is None
 
 
 def test_a_second_detection_of_a_target_is_wrong() -> None:

@@ -257,6 +257,18 @@ def test_a_file_name_that_the_system_cannot_take_counts_as_missing(folder: Folde
         assert folder.read(num_val=1).skipped == {"image file missing": 1}
 
 
+def test_one_file_under_two_names_is_refused(folder: Folder) -> None:
+    """Roundabout, absolute and linked names lead to the same file, which would be trained on and validated with."""
+    (folder.images / "sub").mkdir()
+    (folder.images / "z.png").symlink_to(folder.images / "a.png")
+    for name in ("sub/../a.png", str(folder.images / "a.png"), "z.png"):
+        content = document()
+        content["images"][2]["file_name"] = name
+        folder.write(content)
+        with pytest.raises(WorkloadError, match=r"instances.json: .* are the same image: remove one of the two"):
+            folder.read()
+
+
 def write_text(path: Path) -> None:
     """Write what is no image."""
     path.write_bytes(b"no image at all")
@@ -312,6 +324,20 @@ def test_an_image_that_cannot_be_decoded_is_named_when_it_is_read(
 def test_an_image_of_more_than_eight_bits_is_refused(folder: Folder, mode: str) -> None:
     """Cut off to eight bits it would be one shade all over."""
     Image.new(mode, (40, 30), 30_000).save(folder.images / "b.png", format="TIFF")
+    with pytest.raises(WorkloadError, match=r"b.png has more than 8 bits a channel.*: convert it to 8 bits"):
+        folder.decode()
+
+
+@pytest.mark.parametrize("colour", [2, 4, 6])
+def test_a_colour_image_of_sixteen_bits_is_refused(folder: Folder, colour: int) -> None:
+    """RGB, grey with alpha and RGBA: Pillow would cut all of them off without a word."""
+    channels = {2: 3, 4: 2, 6: 4}[colour]
+    header = struct.pack(">IIBBBBB", 40, 30, 16, colour, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(30 * (1 + 40 * 2 * channels)))), (b"IEND", b"")]
+    content = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    (folder.images / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
     with pytest.raises(WorkloadError, match=r"b.png has more than 8 bits a channel.*: convert it to 8 bits"):
         folder.decode()
 

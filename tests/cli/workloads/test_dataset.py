@@ -1,6 +1,7 @@
 import hashlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,14 @@ import torch
 from torch import Tensor
 
 from lucid_cli.workloads.detection.augment import Augmentation, draw, jitter_hsv
-from lucid_cli.workloads.detection.dataset import DetectionDataset, EpochLoader, Picture, collate, make_loader
+from lucid_cli.workloads.detection.dataset import (
+    DetectionDataset,
+    EpochLoader,
+    Picture,
+    collate,
+    lost_workers_explained,
+    make_loader,
+)
 from lucid_cli.workloads.detection.errors import WorkloadError
 from lucid_cli.workloads.detection.values import Batch, Targets
 
@@ -163,6 +171,32 @@ def test_workers_persist_over_epochs(tmp_path: Path) -> None:
     readers = {line.split()[0] for line in log.read_text().splitlines()}
     assert len(readers) == 2
     assert str(os.getpid()) not in readers
+
+
+def test_a_worker_that_is_killed_is_one_clear_error(tmp_path: Path) -> None:
+    """Whenever torch finds out, the message says what may be done."""
+    log = tmp_path / "reads"
+    loader = loader_of(Shades(200, log), cache=False, workers=1)
+
+    def kill_and_go_on() -> None:
+        batches = loader.epoch(0)
+        next(batches)
+        os.kill(int(log.read_text().split()[0]), signal.SIGKILL)
+        for _ in batches:
+            time.sleep(0.01)
+
+    with (
+        pytest.raises(WorkloadError, match=r"a loader process is gone \(.*\): .* use fewer --workers") as caught,
+        lost_workers_explained(),
+    ):
+        kill_and_go_on()
+    assert "\n" not in str(caught.value)
+
+
+def test_other_errors_are_not_explained_as_lost_workers() -> None:
+    """A mistake keeps its traceback."""
+    with pytest.raises(RuntimeError, match="another"), lost_workers_explained():
+        raise RuntimeError("another")
 
 
 def test_workers_end_with_their_loader(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from typing import Literal
 
@@ -148,3 +149,16 @@ def test_without_scikit_learn_the_remedy_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(WorkloadError, match="pip install scikit-learn"):
         DigitCanvases(1, 96, 1, split="train")
+
+
+def test_what_scikit_learn_lacks_is_named() -> None:
+    """Without SciPy it does not import, and SciPy is what has to be installed."""
+    code = (
+        "import sys; sys.modules['scipy'] = None\n"
+        "from lucid_cli.workloads.detection.digits import load_scans\n"
+        "from lucid_cli.workloads.detection.errors import WorkloadError\n"
+        "try: load_scans()\n"
+        "except WorkloadError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "run `pip install scipy`" in done.stdout

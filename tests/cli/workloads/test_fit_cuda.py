@@ -20,7 +20,7 @@ def test_two_native_fits_of_the_gpu_preset_end_in_the_same_bytes(lucid: Lucid) -
     digests = [
         {state["part"]: state["digest"] for state in ran.records("state") if state["run"] == run} for run in (0, 1)
     ]
-    assert {*PARTS, "parameters", "optimizer_state", "determinism"} <= digests[0].keys()
+    assert {*PARTS, "parameters", "optimizer_state", "settings"} <= digests[0].keys()
     assert digests[0] == digests[1]
     for record in ran.records("run"):
         assert record["metrics"]["peak_allocated"]["value"] > 0

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 from lucid_profiler.errors import EnvironmentUnusableError
 
-REQUIREMENTS = {"torch": "torch", "sklearn": "scikit-learn"}
-"""By the name that is imported, the name that is installed."""
+REQUIREMENTS = {"torch": "torch", "sklearn": "scikit-learn", "numpy": "numpy", "scipy": "scipy"}
+"""By the name that is imported, the name that is installed; scikit-learn does not import without the last two."""
 
 __all__ = ["REQUIREMENTS", "built_in_command"]
 

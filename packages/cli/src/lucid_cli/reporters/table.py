@@ -26,10 +26,10 @@ from lucid_profiler.reader import Report
 from lucid_profiler.records import Run
 
 _MAX_NOTES = 12
-_MAX_VALUES = 20
+_MAX_VALUES = 40
 _MAX_VALUE_CHARS = 120
-SETTINGS_PART = "determinism"
-"""The part as which a script says under which settings its runs repeat."""
+SETTINGS_PART = "settings"
+"""The part as which a script says what it was told, and under which flags its runs repeat."""
 METRICS_PART = "metrics"
 
 __all__ = ["environment_words", "render_report"]

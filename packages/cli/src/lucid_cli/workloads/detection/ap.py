@@ -20,20 +20,24 @@ THRESHOLDS = tuple((50 + 5 * step) / 100 for step in range(10))
 # Multiples of 0.01 as a float64 product gives them, because the published evaluators compare with those.
 RECALLS = tuple(step * 0.01 for step in range(101))
 
+NO_TARGETS = "no validation image has an annotated object"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
     """Average precision in [0, 1].
 
     Attributes:
-        ap: Mean over IoU thresholds and classes; 0 where there are no targets at all.
-        ap50: Mean over classes at the IoU threshold 0.50.
+        ap: Mean over IoU thresholds and classes; None where there are no targets at all.
+        ap50: Mean over classes at the IoU threshold 0.50; None likewise.
         per_class: Mean over IoU thresholds of each class that has targets, by class.
+        reason: Why there is no number; None where there is one.
     """
 
-    ap: float
-    ap50: float
+    ap: float | None
+    ap50: float | None
     per_class: dict[int, float]
+    reason: str | None = None
 
 
 def average_precision(detections: Sequence[Detections], targets: Sequence[Targets], *, num_classes: int) -> Precision:
@@ -54,7 +58,7 @@ def average_precision(detections: Sequence[Detections], targets: Sequence[Target
         raise ValueError(f"one Detections and one Targets an image, got {len(detections)} and {len(targets)}")
     present = torch.cat([there.classes.cpu() for there in targets]) if targets else torch.zeros(0, dtype=torch.int64)
     if len(present) == 0:
-        return Precision(ap=0.0, ap50=0.0, per_class={})
+        return Precision(ap=None, ap50=None, per_class={}, reason=NO_TARGETS)
     order = torch.cat([found.scores.cpu() for found in detections]).sort(descending=True, stable=True).indices
     classes = torch.cat([found.classes.cpu() for found in detections])[order]
     hits = torch.cat([_hits(*pair) for pair in zip(detections, targets, strict=True)], dim=1)[:, order]

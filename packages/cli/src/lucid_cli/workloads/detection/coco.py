@@ -37,6 +37,7 @@ class CocoImage:
 
     Attributes:
         path: Where it lies.
+        name: What the annotations call it.
         boxes: `(n, 4)` float32, `x1 y1 x2 y2` in pixels of the file, inside the image, with an area.
         classes: `(n,)` int64, indices into `Coco.names`.
         width: In pixels, as annotated.
@@ -44,6 +45,7 @@ class CocoImage:
     """
 
     path: Path
+    name: str
     boxes: Tensor
     classes: Tensor
     width: int
@@ -129,8 +131,16 @@ def read_coco(images_dir: Path, annotations: Path, *, num_train: int, num_val: i
     images: list[CocoImage] = []
     for entry in entries:
         boxes, classes = _objects(file.annotations[entry.id], entry, class_of, skipped)
-        path = images_dir / entry.file_name
-        images.append(CocoImage(path=path, boxes=boxes, classes=classes, width=entry.width, height=entry.height))
+        images.append(
+            CocoImage(
+                path=images_dir / entry.file_name,
+                name=entry.file_name,
+                boxes=boxes,
+                classes=classes,
+                width=entry.width,
+                height=entry.height,
+            )
+        )
     return Coco(
         train=tuple(images[:num_train]),
         val=tuple(images[num_train:]),
@@ -140,13 +150,20 @@ def read_coco(images_dir: Path, annotations: Path, *, num_train: int, num_val: i
 
 
 def _take(file: InstancesFile, images_dir: Path, num_images: int, skipped: Counter[SkipReason]) -> list[ImageEntry]:
-    """Return the first images by file name of which the file exists."""
+    """Return the first images by file name of which the file exists; no file is taken under two names."""
     taken: list[ImageEntry] = []
+    names: dict[str, str] = {}
     for image in file.images:
         if len(taken) == num_images:
             break
         if os.path.isfile(images_dir / image.file_name):  # noqa: PTH113 - pathlib raises on names that are too long
             taken.append(image)
+            file_path = os.path.realpath(images_dir / image.file_name)
+            other = names.setdefault(file_path, image.file_name)
+            if len(names) < len(taken):
+                raise WorkloadError(
+                    f"{file.path}: {other!r} and {image.file_name!r} are the same image: remove one of the two"
+                )
         else:
             skipped["image file missing"] += 1
     if len(taken) < num_images:
@@ -199,6 +216,8 @@ def _decode(path: Path) -> Tensor:
         ) from error
     try:
         with Image.open(path) as file:
+            # Colours of 16 bits have no mode of their own; before the pixels are read, the tiles name the raw one.
+            is_cut = any(";16" in str(tile[3]) for tile in file.tile)
             file.load()
             file.info.pop("transparency", None)  # dropped in any case, with a warning for some palettes
             mode, image = file.mode, file.convert("RGB")
@@ -206,7 +225,7 @@ def _decode(path: Path) -> Tensor:
         raise WorkloadError(
             f"{path} cannot be decoded ({error}): replace the file, or take it out of the annotations"
         ) from error
-    if mode.startswith(("I", "F")):
+    if is_cut or mode.startswith(("I", "F")):
         raise WorkloadError(f"{path} has more than 8 bits a channel, which would be cut off: convert it to 8 bits")
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
     return pixels.reshape(image.height, image.width, 3).permute(2, 0, 1).contiguous()

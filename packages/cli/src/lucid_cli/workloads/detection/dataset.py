@@ -5,6 +5,7 @@ batch are the same with any number of workers, from process to process, and from
 """
 
 import shutil
+import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from lucid_cli.workloads.detection.values import Batch, Targets
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps what torch shares between processes
 
-__all__ = ["DetectionDataset", "EpochLoader", "Picture", "Source", "collate", "make_loader"]
+__all__ = ["DetectionDataset", "EpochLoader", "Picture", "Source", "collate", "lost_workers_explained", "make_loader"]
 
 Picture = tuple[Tensor, Targets]  # (3, h, w) uint8 and its objects
 
@@ -69,6 +70,14 @@ class DetectionDataset(Dataset[Picture]):
         """
         image, targets = self._pictures[index]
         return image.clone(), Targets(boxes=targets.boxes.clone(), classes=targets.classes.clone())
+
+    def targets(self) -> list[Targets]:
+        """Return the objects of every picture, not copied; without a cache each picture is read for them.
+
+        Raises:
+            WorkloadError: If a picture is not cached and cannot be read.
+        """
+        return [self._pictures[index][1] for index in range(len(self))]
 
 
 class EpochLoader:
@@ -152,6 +161,7 @@ def make_loader(
             pin_memory=pin and torch.cuda.is_available(),
             generator=generator_of("workers", seed),  # without one, each epoch would draw from the global generator
             persistent_workers=workers > 0,
+            worker_init_fn=_leave_interrupts if workers > 0 else None,
             multiprocessing_context=start_method if workers > 0 else None,
         )
     return EpochLoader(loader, sampler, augmentation)
@@ -266,6 +276,29 @@ def _collate(picked: Sequence[_Picked]) -> Batch | WorkloadError:
             return picture
         pictures.append(picture)
     return collate(pictures)
+
+
+def _leave_interrupts(_worker: int) -> None:
+    """Let Ctrl-C, which a terminal sends to every process, end the training process alone; it ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def lost_workers_explained() -> Iterator[None]:
+    """Turn torch's error about a worker that is gone, which may come at any time, into one of ours.
+
+    Raises:
+        WorkloadError: Instead of torch's.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise WorkloadError(
+            f"a loader process is gone ({str(error).splitlines()[0].strip().rstrip('.')}): if memory ran out, use "
+            "fewer --workers"
+        ) from error
 
 
 @contextmanager

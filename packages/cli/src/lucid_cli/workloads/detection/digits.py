@@ -64,17 +64,23 @@ def load_scans() -> tuple[Tensor, Tensor]:
     Source: https://archive.ics.uci.edu/dataset/80, as `sklearn.datasets.load_digits` ships it.
 
     Raises:
-        WorkloadError: If scikit-learn is not installed.
+        WorkloadError: If scikit-learn, or something that it needs, is not installed.
     """
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - only digits need it
     except ImportError as error:
         raise WorkloadError(
-            "the digits come with scikit-learn, which is not installed: run `pip install scikit-learn`, "
-            "or give your own data with --images and --annotations"
+            f"the digits come with scikit-learn, which cannot be imported ({error}): run `pip install "
+            f"{_package_of(error)}`, or give your own data with --images and --annotations"
         ) from error
     digits = load_digits()
     return torch.from_numpy(digits.images).float() / 16, torch.from_numpy(digits.target).long()
+
+
+def _package_of(error: ImportError) -> str:
+    """Return what has to be installed: scikit-learn itself, or what it did not find."""
+    module = (error.name or "sklearn").partition(".")[0]
+    return "scikit-learn" if module == "sklearn" else module
 
 
 class DigitCanvases:

@@ -1,7 +1,13 @@
 """The fit from end to end: data, epochs, validation, checkpoints, and what lucid is told of them."""
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import repeat
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -9,19 +15,21 @@ import torch
 import lucid_profiler
 from lucid_cli.workloads.detection.ap import Precision, average_precision
 from lucid_cli.workloads.detection.checkpoint import (
+    claim_file,
+    damaged,
     load_checkpoint,
     random_state,
     restore_random_state,
     save_checkpoint,
 )
 from lucid_cli.workloads.detection.data import Loaders, open_sources
-from lucid_cli.workloads.detection.dataset import EpochLoader
+from lucid_cli.workloads.detection.dataset import EpochLoader, lost_workers_explained
 from lucid_cli.workloads.detection.decode import decode
 from lucid_cli.workloads.detection.determinism import set_deterministic
 from lucid_cli.workloads.detection.errors import WorkloadError
 from lucid_cli.workloads.detection.model import build_detector
 from lucid_cli.workloads.detection.options import Options
-from lucid_cli.workloads.detection.trainer import Trainer, autocast, prepare_images
+from lucid_cli.workloads.detection.trainer import Trainer, autocast, prepare_images, uses_bfloat16
 from lucid_cli.workloads.detection.values import Detections, Targets
 
 __all__ = ["Result", "fit", "validate"]
@@ -29,7 +37,7 @@ __all__ = ["Result", "fit", "validate"]
 # Detections below it hardly move average precision and cost most of the suppression's time.
 SCORE_FLOOR = 0.01
 
-# What may differ between a run and its resumption, because no byte depends on it.
+# What may differ between a run and its resumption: no byte depends on it, or, as for paths, on what is found there.
 _FREE = frozenset({"checkpoint", "resume", "workers", "images", "annotations"})
 
 
@@ -57,19 +65,21 @@ def fit(options: Options) -> Result:
     """
     device = choose_device(options.device)
     flags = set_deterministic(seed=options.seed, threads=options.threads)
-    sources = open_sources(options)
-    for note in sources.notes:
-        _say(note)
-    model = build_detector(options.model, len(sources.names))
-    with lucid_profiler.fit():
-        lucid_profiler.mark("load")
-        loaders = sources.load(options)
-        model = model.to(device)
-        if options.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        trainer = Trainer(model, options, num_classes=len(sources.names), steps_per_epoch=len(loaders.train))
-        precisions = _run_epochs(trainer, loaders, options)
-    _hand_over(trainer, precisions, flags)
+    with _checkpoint_file(options) as file, lost_workers_explained():
+        sources = open_sources(options)
+        for note in sources.notes:
+            _say(note)
+        model = build_detector(options.model, len(sources.names))
+        with lucid_profiler.fit():
+            lucid_profiler.mark("load")
+            loaders = sources.load(options)
+            model = model.to(device)
+            if options.channels_last:
+                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            trainer = Trainer(model, options, num_classes=len(sources.names), steps_per_epoch=len(loaders.train))
+            settings = _settings(trainer, loaders)
+            precisions = _run_epochs(trainer, loaders, file=file, settings=settings)
+    _hand_over(trainer, precisions, {"workers": options.workers, **settings, **flags})
     return Result(losses=trainer.all_losses().tolist(), precisions=precisions)
 
 
@@ -84,7 +94,10 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if has_cuda else "cpu")
     if name.startswith("cuda") and not has_cuda:
         raise WorkloadError(f"--device {name}: this torch sees no CUDA device; use --device cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise WorkloadError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, the first is cuda:0")
+    return device
 
 
 @torch.no_grad()
@@ -101,25 +114,60 @@ def validate(trainer: Trainer, loader: EpochLoader) -> Precision:
     return average_precision(found, there, num_classes=trainer.num_classes)
 
 
-def _run_epochs(trainer: Trainer, loaders: Loaders, options: Options) -> list[dict[str, Any]]:
+@contextmanager
+def _checkpoint_file(options: Options) -> Iterator[Path]:
+    """Yield the file that checkpoints go to: the one that is named, or one in a folder that is deleted at the end.
+
+    Raises:
+        WorkloadError: If none can be written.
+    """
+    if options.checkpoint is not None:
+        yield claim_file(options.checkpoint, resume=options.resume)
+        return
+    try:
+        folder = TemporaryDirectory(prefix="lucid-fit-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise WorkloadError(
+            f"there is no temporary folder for the checkpoint ({error.strerror}): set TMPDIR, or name a file with "
+            "--checkpoint"
+        ) from error
+    with folder as name:
+        yield Path(name, "last.pt")
+
+
+def _run_epochs(trainer: Trainer, loaders: Loaders, *, file: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Train and validate epoch by epoch, from the checkpoint on where there is one to resume."""
+    options = trainer.options
     precisions: list[dict[str, Any]] = []
-    first_epoch = 0
     if options.resume:
-        first_epoch = _resume(trainer, precisions, options)
-    for epoch in range(first_epoch, options.epochs):
+        precisions = _resume(trainer, file, settings, steps_per_epoch=len(loaders.train))
+    is_finite = True
+    for epoch in range(len(precisions), options.epochs):
         _train_epoch(trainer, loaders.train, epoch)
         lucid_profiler.mark("validate")
         precisions.append(asdict(validate(trainer, loaders.val)))
-        loss = float(trainer.losses[-1])
-        latest = precisions[-1]
-        _say(
-            f"epoch {epoch + 1} of {options.epochs}: loss {loss:.3f}, AP {latest['ap']:.3f}, AP50 {latest['ap50']:.3f}"
-        )
-        if options.checkpoint is not None:
-            lucid_profiler.mark("checkpoint")
-            _save(trainer, precisions, options, epoch=epoch + 1)
+        _say(f"epoch {epoch + 1} of {options.epochs}: loss {float(trainer.losses[-1]):.3f}, {_words(precisions[-1])}")
+        if is_finite:
+            is_finite = _check_losses(trainer, since=epoch * len(loaders.train))
+        lucid_profiler.mark("checkpoint")
+        _save(trainer, precisions, file, settings)
     return precisions
+
+
+def _words(precision: dict[str, Any]) -> str:
+    """Say what a validation came to."""
+    if precision["ap"] is None:
+        return f"AP not defined: {precision['reason']}"
+    return f"AP {precision['ap']:.3f}, AP50 {precision['ap50']:.3f}"
+
+
+def _check_losses(trainer: Trainer, *, since: int) -> bool:
+    """Return whether every loss from a step on is finite, and print a warning if one is not."""
+    infinite = (~torch.stack(trainer.losses[since:]).isfinite()).nonzero()
+    if len(infinite) == 0:
+        return True
+    _say(f"warning: the loss is not finite from step {since + int(infinite[0]) + 1} on; a lower --lr may help")
+    return False
 
 
 def _train_epoch(trainer: Trainer, loader: EpochLoader, epoch: int) -> None:
@@ -140,35 +188,51 @@ def _enter_phase(trainer: Trainer, current: str) -> str:
     return phase
 
 
-def _settings(options: Options) -> dict[str, Any]:
-    return {field.name: getattr(options, field.name) for field in fields(options) if field.name not in _FREE}
+def _settings(trainer: Trainer, loaders: Loaders) -> dict[str, Any]:
+    """Return everything that the bytes depend on as plain values: options, what `auto` came to, and the data."""
+    options = trainer.options
+    return {
+        **{field.name: getattr(options, field.name) for field in fields(options) if field.name not in _FREE},
+        "device": trainer.device.type,
+        "amp": "bfloat16" if uses_bfloat16(options, trainer.device) else "off",
+        "data": "digits" if options.images is None else "coco",
+        "data_digest": loaders.digest,
+        "num_classes": trainer.num_classes,
+    }
 
 
-def _save(trainer: Trainer, precisions: list[dict[str, Any]], options: Options, *, epoch: int) -> None:
-    if options.checkpoint is None:
-        return
+def _save(trainer: Trainer, precisions: list[dict[str, Any]], file: Path, settings: dict[str, Any]) -> None:
     contents = {
-        "settings": _settings(options),
-        "epoch": epoch,
+        "settings": settings,
+        "epoch": len(precisions),
         "trainer": trainer.state_dict(),
         "precisions": precisions,
         "random": random_state(),
     }
-    save_checkpoint(options.checkpoint, contents)
+    save_checkpoint(file, contents)
 
 
-def _resume(trainer: Trainer, precisions: list[dict[str, Any]], options: Options) -> int:
-    """Take over a checkpoint and return the epoch to go on with."""
-    if options.checkpoint is None:
-        return 0
-    contents = load_checkpoint(options.checkpoint, settings=_settings(options))
-    trainer.load_state_dict(contents["trainer"])
-    precisions.extend(contents["precisions"])
-    restore_random_state(contents["random"])
-    return int(contents["epoch"])
+def _resume(trainer: Trainer, file: Path, settings: dict[str, Any], *, steps_per_epoch: int) -> list[dict[str, Any]]:
+    """Take over a checkpoint and return the validations of its epochs.
+
+    Raises:
+        WorkloadError: If it is none of this fit.
+    """
+    contents = load_checkpoint(file, settings=settings, epochs=trainer.options.epochs)
+    precisions: list[dict[str, Any]] = contents["precisions"]
+    try:
+        trainer.load_state_dict(contents["trainer"])
+        restore_random_state(contents["random"])
+        for precision in precisions:
+            _words(precision)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise damaged(file) from error
+    if trainer.num_steps != len(precisions) * steps_per_epoch:
+        raise damaged(file)
+    return precisions
 
 
-def _hand_over(trainer: Trainer, precisions: list[dict[str, Any]], flags: dict[str, bool | int | str]) -> None:
+def _hand_over(trainer: Trainer, precisions: list[dict[str, Any]], settings: dict[str, Any]) -> None:
     """Give lucid every part whose bytes must agree."""
     lucid_profiler.state("model", trainer.model.state_dict())
     lucid_profiler.state("optimizer", trainer.optimizer.state_dict())
@@ -176,9 +240,20 @@ def _hand_over(trainer: Trainer, precisions: list[dict[str, Any]], flags: dict[s
     lucid_profiler.state("ema", trainer.ema.state_dict())
     lucid_profiler.state("losses", trainer.all_losses())
     last = {"ap": precisions[-1]["ap"], "ap50": precisions[-1]["ap50"]}
-    lucid_profiler.state("metrics", {**last, "epochs": precisions})
-    lucid_profiler.state("determinism", flags)
+    reason = {} if precisions[-1]["ap"] is not None else {"reason": precisions[-1]["reason"]}
+    lucid_profiler.state("metrics", {**last, **reason, "epochs": precisions})
+    lucid_profiler.state("settings", settings)
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - what the program is asked to print
+    """Print a line.
+
+    Raises:
+        WorkloadError: If nobody reads it.
+    """
+    try:
+        print(text, flush=True)  # noqa: T201 - what the program is asked to print
+    except OSError as error:
+        # Python would try the rest of the line again when it ends, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise WorkloadError(f"the output cannot be written ({error.strerror}): let it be read to the end") from error

@@ -1,9 +1,11 @@
 """What a fit may be told, its presets, and the command line."""
 
 import argparse
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 __all__ = ["PRESETS", "Options", "parse"]
 
@@ -50,7 +52,7 @@ class Options:
     annotations: Path | None = None
     """COCO instances file of those images."""
     checkpoint: Path | None = None
-    """File that is written after every epoch."""
+    """File that is written after every epoch; a temporary one, deleted at the end, where none is named."""
     resume: bool = False
     """Whether the fit goes on from `checkpoint`."""
 
@@ -100,7 +102,7 @@ _HELP = {
     "clip": "largest norm of all gradients together",
     "ema_decay": "weight of the past in the averaged model",
     "ema_tau": "updates over which that weight grows",
-    "device": "auto, cpu or cuda",
+    "device": "auto, cpu, cuda or cuda:0",
     "amp": "auto: bfloat16 autocast on CUDA devices that have it",
     "augment": "flip, scale and colour augmentation",
     "scale": "augmentation scales by 1 - SCALE to 1 + SCALE",
@@ -108,16 +110,57 @@ _HELP = {
     "channels_last": "channels_last memory format",
     "images": "folder of images, with --annotations; else handwritten digits are drawn",
     "annotations": "COCO instances file of those images",
-    "checkpoint": "file to write after every epoch",
+    "checkpoint": "file to write after every epoch; else a temporary one, so that its time is measured as well",
     "resume": "go on from --checkpoint",
 }
 _CHOICES = {"model": ("nano", "tiny"), "amp": ("auto", "off")}
+
+
+class Range(NamedTuple):
+    """The values that a number may have."""
+
+    low: float
+    high: float
+    is_open: bool = False
+    """Whether `high` itself is too high."""
+
+    def __str__(self) -> str:
+        return f"at least {self.low} and below {self.high}" if self.is_open else f"from {self.low} to {self.high}"
+
+    def has(self, value: float) -> bool:
+        """Return whether a value is inside; what is not a number never is."""
+        return self.low <= value < self.high if self.is_open else self.low <= value <= self.high
+
+
+RANGES = {
+    "size": Range(32, 8192),
+    "batch": Range(1, 65_536),
+    "epochs": Range(1, 100_000),
+    "num_train": Range(1, 10_000_000),
+    "num_val": Range(1, 10_000_000),
+    "seed": Range(0, 2**63 - 1),
+    "workers": Range(0, 256),
+    "threads": Range(1, 1024),
+    "lr": Range(0, 1000),
+    "final_lr": Range(0, 1),
+    "momentum": Range(0, 1, is_open=True),
+    "weight_decay": Range(0, 1000),
+    "warmup_epochs": Range(0, 100_000),
+    "warmup_momentum": Range(0, 1, is_open=True),
+    "warmup_bias_lr": Range(0, 1000),
+    "clip": Range(1e-9, 1e9),
+    "ema_decay": Range(0, 1, is_open=True),
+    "ema_tau": Range(1e-9, 1e9),
+    "scale": Range(0, 1, is_open=True),
+}
+"""Of every option that is a number."""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser; an option that is not given keeps the preset's value."""
     parser = argparse.ArgumentParser(
         prog="python -m lucid_cli.workloads.detection",
+        usage="%(prog)s [--preset NAME] [--OPTION VALUE]...",  # all of them would bury an error
         description="Train a small detector and hand every part of its state to lucid, when lucid is watching.",
     )
     parser.add_argument(
@@ -128,12 +171,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for field in fields(Options):
         flag = "--" + field.name.replace("_", "-")
+        text = _HELP[field.name] + _preset_words(field.name)
         if isinstance(field.default, bool):
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=_HELP[field.name])
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         else:
-            kind = Path if field.default is None else type(field.default)
-            choices = _CHOICES.get(field.name)
-            parser.add_argument(flag, type=kind, choices=choices, default=None, help=_HELP[field.name])
+            kind = _path if field.default is None else str
+            reader = _number(field.name, type(field.default)) if field.name in RANGES else kind
+            parser.add_argument(flag, type=reader, choices=_CHOICES.get(field.name), default=None, help=text)
     return parser
 
 
@@ -160,26 +204,63 @@ def parse(arguments: list[str] | None = None, *, has_cuda: bool) -> Options:
     return options
 
 
+def _preset_words(name: str) -> str:
+    """Say what an option is where it is not given, in each preset if they differ."""
+    values = {preset: getattr(replace(Options(), **changes), name) for preset, changes in PRESETS.items()}
+    if None in values.values():
+        return ""
+    words = {
+        preset: str(value) if not isinstance(value, bool) else "on" if value else "off"
+        for preset, value in values.items()
+    }
+    if len(set(words.values())) == 1:
+        return f" (default: {words['quick']})"
+    return f" ({', '.join(f'{preset}: {value}' for preset, value in words.items())})"
+
+
+def _number(name: str, kind: type) -> Callable[[str], float]:
+    """Return what reads an option that is a number and refuses one outside its range."""
+
+    def read(text: str) -> float:
+        try:
+            value: float = kind(text)
+        except ValueError:
+            value = float("nan")
+        if not RANGES[name].has(value):
+            noun = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"must be {noun} {RANGES[name]}, got {text!r:.80}")
+        return value
+
+    return read
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return Path(text)
+
+
 def _complaint(options: Options) -> str | None:
     """Return what is wrong with the values, or None."""
-    counts = ("batch", "epochs", "num_train", "num_val", "threads")
     checks = [
-        (options.size < 32 or options.size % 32 != 0, f"--size must be a multiple of 32, got {options.size}"),
-        *(
-            (getattr(options, name) < 1, f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
-            for name in counts
-        ),
+        (options.size % 32 != 0, f"--size must be a multiple of 32, got {options.size}"),
         (
             options.num_train < options.batch,
             f"--num-train {options.num_train} is less than one batch of {options.batch}",
         ),
-        (not 0 <= options.scale < 1, f"--scale must be at least 0 and below 1, got {options.scale}"),
-        (options.workers < 0, f"--workers must be 0 or more, got {options.workers}"),
+        (
+            # The coarsest map is then a single cell, and a norm over one value is none.
+            options.size == 32 and (options.batch == 1 or options.num_train % options.batch == 1),
+            (
+                f"--size 32 needs two images in each batch, and --batch {options.batch} with --num-train "
+                f"{options.num_train} makes one of a single image: use another --batch, or --size 64"
+            ),
+        ),
         ((options.images is None) != (options.annotations is None), "--images and --annotations go together"),
         (options.resume and options.checkpoint is None, "--resume needs --checkpoint"),
         (
-            options.device not in {"auto", "cpu"} and not options.device.startswith("cuda"),
-            f"--device must be auto, cpu or cuda, got {options.device}",
+            not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", options.device),
+            f"--device must be auto, cpu, cuda or cuda and a number such as cuda:0, got {options.device!r:.80}",
         ),
     ]
     return next((message for is_wrong, message in checks if is_wrong), None)

@@ -14,7 +14,7 @@ from lucid_cli.workloads.detection.schedule import Schedule
 from lucid_cli.workloads.detection.values import Batch
 from lucid_optim import MuSGD
 
-__all__ = ["Trainer", "build_optimizer"]
+__all__ = ["Trainer", "autocast", "build_optimizer", "prepare_images", "uses_bfloat16"]
 
 
 def build_optimizer(model: nn.Module, options: Options) -> MuSGD:
@@ -96,12 +96,25 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, on this trainer's device."""
+        """Take over what `state_dict` returned, on this trainer's device.
+
+        Raises:
+            ValueError: If it is of another model or optimizer; other shapes of data raise what they come to.
+        """
         self.model.load_state_dict(state["model"])
+        roles = [group["role"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        if [group["role"] for group in self.optimizer.param_groups] != roles:
+            raise ValueError(f"the groups of the optimizer must be {roles}")
+        for parameter, entry in self.optimizer.state.items():
+            shapes = {value.shape for value in entry.values() if isinstance(value, Tensor) and value.ndim > 0}
+            if shapes - {parameter.shape}:
+                raise ValueError(f"the optimizer's state of a parameter {tuple(parameter.shape)} has other shapes")
         self.ema.load_state_dict(state["ema"])
         self.num_steps = int(state["num_steps"])
         self.losses = list(state["losses"].to(self.device).unbind())
+        if len(self.losses) != self.num_steps:
+            raise ValueError(f"{self.num_steps} steps have {len(self.losses)} losses")
 
     def all_losses(self) -> Tensor:
         """Return the loss of every step so far, `(num_steps,)` float32."""
@@ -110,9 +123,12 @@ class Trainer:
 
 def autocast(options: Options, device: torch.device) -> AbstractContextManager[Any]:
     """Return bfloat16 autocast where it is asked for and the device has it."""
-    if options.amp == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported():
-        return torch.autocast("cuda", dtype=torch.bfloat16)
-    return nullcontext()
+    return torch.autocast("cuda", dtype=torch.bfloat16) if uses_bfloat16(options, device) else nullcontext()
+
+
+def uses_bfloat16(options: Options, device: torch.device) -> bool:
+    """Return whether the network runs in bfloat16."""
+    return options.amp == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
 
 
 def prepare_images(images: Tensor, options: Options, hsv_gains: Tensor | None = None) -> Tensor:
