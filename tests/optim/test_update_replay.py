@@ -69,9 +69,9 @@ def test_the_number_of_branches_is_checked(branches: Any) -> None:
 
 
 @pytest.mark.gpu
-def test_three_hundred_steps_of_a_schedule(device: str) -> None:
+def test_three_hundred_steps_of_a_schedule() -> None:
     """Warm-up of lr and momentum, clipping in place, decay: equal after 300 steps and at every one before."""
-    twins = Twins(device, num_groups=3)
+    twins = Twins("cuda", num_groups=3)
     schedulers = [LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 60)) for optimizer in twins.both]
     for step in range(300):
         for optimizer in twins.both:
@@ -260,9 +260,9 @@ def test_accumulated_gradients(device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_scaler_s_overflow_skips_both(device: str) -> None:
+def test_a_scaler_s_overflow_skips_both() -> None:
     """An infinity before unscaling skips the step, one put in after it does not; scale and growth agree."""
-    twins = Twins(device, num_groups=1)
+    twins = Twins("cuda", num_groups=1)
     scalers = [torch.amp.GradScaler("cuda", init_scale=65536.0, growth_interval=3) for _ in range(2)]
     for scaler in scalers:
         scaler.scale(torch.ones((), device="cuda"))
@@ -287,9 +287,9 @@ def test_a_scaler_s_overflow_skips_both(device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_streams_that_rotate(device: str) -> None:
+def test_streams_that_rotate() -> None:
     """Gradients come from one stream, the step runs on another, its results are read on a third, all changing."""
-    twins = Twins(device, num_groups=2)
+    twins = Twins("cuda", num_groups=2)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(3)]
     for step in range(200):
@@ -310,12 +310,12 @@ def test_streams_that_rotate(device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_unordered_streams_do_not_share_owned_inputs(device: str) -> None:
+def test_unordered_streams_do_not_share_owned_inputs() -> None:
     """A step on a second stream waits for the step before, which reads inputs that the recording owns.
 
     The native twin's second step runs after a full wait, so it says what should come out.
     """
-    twins = Twins(device, shapes=[(256, 1024)] * 6, num_groups=1)
+    twins = Twins("cuda", shapes=[(256, 1024)] * 6, num_groups=1)
     for _ in range(4):
         twins.step()
     torch.cuda.synchronize()
