@@ -140,7 +140,7 @@ GUARDS = (
     Guard(
         "written tensors that overlap, across groups",
         "certificate",
-        "        if self._overlap:\n",
+        "        if self.has_overlap:\n",
         "        if False:\n",
         _replay("overlap_across_groups_is_native", "overlapping_parameters_are_native"),
     ),

@@ -905,3 +905,89 @@ def test_a_sparse_gradient_of_an_empty_parameter_is_still_found(device: str) -> 
         with pytest.raises(RuntimeError, match="layout"):
             optimizer.step()
     twins.compare()
+
+
+def test_versions_are_raised_one_by_one_where_torch_takes_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.4 takes one tensor at a time, and says so with a RuntimeError."""
+    tensors = [torch.zeros(2), torch.zeros(3)]
+    private.bump_versions(tensors)
+    original = torch.autograd.graph.increment_version
+
+    def one_at_a_time(tensor: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            raise RuntimeError("increment_version expect a Tensor as input")  # noqa: TRY004 - torch 2.4 does
+        original(tensor)
+
+    monkeypatch.setattr(private, "increment_version", one_at_a_time)
+    private.bump_versions(tensors)
+    assert [tensor._version for tensor in tensors] == [2, 2]
+
+
+def test_strict_never_waits_on_its_own_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recordings that did not pay make an optimizer wait, under a reason of its own; a strict one records at once."""
+    eager_graphs.install(monkeypatch)
+    for strict in (False, True):
+        twins = Twins("cpu", shapes=[(4, 4), (5,)], num_groups=1, captured={"strict": strict})
+        for step in range(60):
+            twins.set(0, ns_steps=2 + step // 5 % 2)
+            twins.step()
+        assert (twins.reasons().get("waiting", 0) == 0) is strict
+        assert twins.replays()[0] > (40 if strict else 5)
+
+
+def test_a_group_that_was_taken_out_is_let_go(device: str) -> None:
+    """Its parameters and gradients go with it, natively and captured."""
+    twins = Twins(device, num_groups=3)
+    for _ in range(5):
+        twins.step()
+    gone = []
+    for optimizer in twins.both:
+        params = optimizer.param_groups.pop()["params"]
+        gone += list(map(weakref.ref, params))
+        while params:
+            optimizer.state.pop(params.pop())
+    for _ in range(3):
+        twins.step()
+    gc.collect()
+    assert not any(reference() is not None for reference in gone)
+
+
+def test_a_strict_error_holds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps the exception does not keep the inputs of the recording that failed."""
+    eager_graphs.install(monkeypatch, failing=["out_of_memory"])
+    twins = Twins("cpu", captured={"strict": True})
+    twins.step()
+    twins.step()
+    inputs: list[weakref.ref[Tensor]] = []
+
+    class Watched(recording._Inputs):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params)
+            inputs.extend(map(weakref.ref, self.tensors))
+
+    monkeypatch.setattr(recording, "_Inputs", Watched)
+    twins.give()
+    with pytest.raises(CaptureError) as caught:
+        twins.captured.step()
+    assert inputs
+    assert caught.value.__context__ is None
+    assert not any(reference() is not None for reference in inputs)
+
+
+def test_an_odd_first_step_is_followed_by_an_ordinary_one(device: str) -> None:
+    """A certificate is not issued on a step whose gradients made it go one by one: other kernels ran there."""
+    twins = Twins(device, shapes=[(8, 8), (8, 8), (5,)], num_groups=1)
+    for _ in range(4):
+        twins.step()
+    twins.captured.release()
+    twins.give()
+    for number in range(2):
+        params = [pair[number] for pair in twins.pairs()]
+        params[0].grad = params[1].data.view(8, 8)
+    for optimizer in twins.both:
+        optimizer.step()
+    twins.compare()
+    for _ in range(4):
+        twins.step()
+    assert twins.reasons()["warming_up"] == 4
+    assert twins.replays() == [5]

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lucid_optim import graphs
+from lucid_optim import graphs, spans
 from lucid_optim.certificate import Certificate, Members, State, ineligibility
 from lucid_optim.context import forbidding_mode, numeric_modes
 from lucid_optim.recording import Recording
@@ -38,7 +38,7 @@ RULE_METHODS = ("buffers", "scalars", "structure", "prepare", "phases")
 # A recording that was replayed less often was wasted. After two of those in a row the next one waits, twice as long
 # after each more, at most so many steps.
 WORTHWHILE_REPLAYS = 8
-LONGEST_PATIENCE = 64
+LONGEST_PATIENCE = 8
 # A recording that has not been of use for so many steps in a row gives its memory back.
 MOST_MISSES = 16
 # The replay that is timed: the first ones may still wait for the device to finish the set-up.
@@ -309,10 +309,8 @@ class UpdateCapture:
                 candidate.num_missed = 0
                 candidate.num_held += 1
                 reason = candidate.refusal
-                patience = min(2 ** max(0, self._num_wasted - 2), LONGEST_PATIENCE)
-                is_early = self._native_watch is None or candidate.num_held < patience
-                if candidate.recording is None and reason is None and is_early:
-                    reason = "warming_up"
+                if candidate.recording is None and reason is None:
+                    reason = self._delay(candidate, step)
                 return Plan(
                     reasons={position: candidate.ineligible.get(position, reason) for position in positions},
                     candidate=candidate,
@@ -329,6 +327,14 @@ class UpdateCapture:
                 )
             )
         return plans[-1]  # the newest certificate knows best
+
+    def _delay(self, candidate: Candidate, step: Step) -> str | None:
+        """Return the key of `REASONS` for why a candidate that holds is not recorded yet, or None."""
+        if self._native_watch is None:
+            return "warming_up"
+        patience = min(2 ** max(0, self._num_wasted - 2), LONGEST_PATIENCE)
+        # Whoever is strict wants replays, whatever they cost.
+        return "waiting" if candidate.num_held < patience and not step.is_strict else None
 
     def replay(self, plan: Plan, step: Step) -> Plan:
         """Record where that is due, and replay; the groups left over are to be stepped natively.
@@ -350,12 +356,10 @@ class UpdateCapture:
         recording, is_recorded_now = candidate.recording, False
         if recording is None:
             structures = {position: step.structures[position] for position in plan.replayed}
-            try:
-                recording = self._record(candidate, step, structures, scalars)
-            except graphs.RecordingError as error:
-                candidate.refusal = error.reason
-                self._complain(step, plan.replayed[0], error.reason, str(error))
-                return replace(plan, reasons={at: reason or error.reason for at, reason in plan.reasons.items()})
+            recording, detail = self._record(candidate, step, structures, scalars)
+            if recording is None:
+                self._complain(step, plan.replayed[0], str(candidate.refusal), detail)
+                return replace(plan, reasons={at: one or candidate.refusal for at, one in plan.reasons.items()})
             is_recorded_now = True
         watch = None
         if self._replay_watch is None and recording.replays == TIMED_REPLAY:
@@ -370,20 +374,26 @@ class UpdateCapture:
         step: Step,
         structures: Mapping[int, Any],
         scalars: Mapping[int, Mapping[str, Scalar]],
-    ) -> Recording:
-        """Record for a candidate, in place of every other one, so that two recordings never hold memory at once."""
+    ) -> tuple[Recording | None, str]:
+        """Record for a candidate, in place of every other one, so that two recordings never hold memory at once.
+
+        Returns:
+            The recording, or None and what went wrong, of which nothing is kept but the words.
+        """
         begin = time.perf_counter()
         self._drop()
         self._candidates = [candidate]
+        detail = ""
         try:
             with graphs.building(candidate.certificate.device or step.groups[0].params[0].device):
-                recording = Recording(
+                candidate.recording = Recording(
                     candidate.certificate, step.rule, structures, scalars, step.orthogonalize, step.num_branches
                 )
+        except graphs.RecordingError as error:
+            candidate.refusal, detail = error.reason, str(error)
         finally:
             self.setup_seconds += time.perf_counter() - begin
-        candidate.recording = recording
-        return recording
+        return candidate.recording, detail
 
     def native(self, plan: Plan) -> AbstractContextManager[None]:
         """Return the context in which a step's native part runs; it times the one that comes before a recording."""
@@ -400,5 +410,11 @@ class UpdateCapture:
         if INVALIDATING & set(plan.reasons.values()):
             self._drop()
         candidate = Candidate(step)
-        kept = [one for one in self._candidates if one.recording is not None]
-        self._candidates = [*kept, candidate] if len(candidate.ineligible) < len(step.groups) else kept
+        self._candidates = [one for one in self._candidates if one.recording is not None]
+        if len(candidate.ineligible) == len(step.groups):
+            return
+        if candidate.certificate.failures(step.groups, step.state) and not candidate.certificate.has_overlap:
+            return  # an odd step: other kernels may have been loaded than are to be recorded
+        if candidate.certificate.device is not None:
+            spans.load(candidate.certificate.device)
+        self._candidates.append(candidate)

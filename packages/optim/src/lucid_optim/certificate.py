@@ -253,7 +253,7 @@ class Certificate:
         self._entries = list(state.values())
         written = [tensor for watch in self.watches.values() for tensor in (*watch.params, *watch.buffers)]
         self._ranges = WrittenRanges(written)
-        self._overlap = self._ranges.overlap()
+        self.has_overlap = self._ranges.overlap()
         devices = {watch.params[0].device for watch in self.watches.values() if watch.eligibility is None}
         self.device = next(iter(devices), None)
         """Of the groups that can be recorded; those on a second device cannot."""
@@ -262,7 +262,7 @@ class Certificate:
         """Return, for each group whose certificate does not hold, the key of `REASONS` that says why."""
         if [members.position for members in groups] != list(self.watches):
             return dict.fromkeys((members.position for members in groups), "changed_gradients")
-        if self._overlap:
+        if self.has_overlap:
             return dict.fromkeys(self.watches, "shared_memory")
         is_same_state = _are_same(self._keys, list(state)) and _are_same(self._entries, list(state.values()))
         found = {

@@ -68,7 +68,7 @@ class _Lane:
 
 
 _lanes: dict[int, _Lane] = {}
-_lanes_lock = threading.Lock()
+_lanes_lock = threading.RLock()  # a collection inside may drop a recording, which asks for its lane
 # Weak references to torch's own objects outlive them, so these are to what holds them here.
 _recordings: "weakref.WeakSet[Recorded[Any]]" = weakref.WeakSet()
 _watches: "weakref.WeakSet[Stopwatch]" = weakref.WeakSet()
@@ -228,7 +228,7 @@ def _capture(
         except BaseException as error:  # noqa: BLE001 - whatever it is, the native step takes over
             failure = failure or _reason(error)
             interrupt = interrupt or (None if isinstance(error, Exception) else error)
-    _abandon(graph, device, pool, has_ended=has_ended)
+    _abandon(graph, stream, pool, has_ended=has_ended)
     if interrupt is not None:
         raise interrupt
     return None, failure
@@ -240,12 +240,17 @@ def _reason(error: BaseException) -> tuple[str, str]:
     return reason, f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _abandon(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any, *, has_ended: bool) -> None:
+def _abandon(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any, *, has_ended: bool) -> None:
     """Undo a begun capture: where its end raised, the allocator still serves the stream from the pool."""
+    with torch.cuda.stream(stream):
+        if torch.cuda.is_current_stream_capturing():  # an interrupt came between
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+                has_ended = True
     if has_ended:
         graph.reset()
-        return
-    abandon_pool(device.index if device.index is not None else torch.cuda.current_device(), pool)
+    else:
+        abandon_pool(stream.device_index, pool)
 
 
 def _heal(device: torch.device, stream: torch.cuda.Stream) -> None:

@@ -293,6 +293,18 @@ _verdicts: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
 def _works(device: torch.device, dtype: torch.dtype) -> bool:
+    # The test waits for its result, also where a program forbids itself to wait.
+    mode = torch.cuda.get_sync_debug_mode()
+    if mode:
+        torch.cuda.set_sync_debug_mode("default")
+    try:
+        return _is_proven(device, dtype)
+    finally:
+        if mode:
+            torch.cuda.set_sync_debug_mode(mode)
+
+
+def _is_proven(device: torch.device, dtype: torch.dtype) -> bool:
     try:
         reason = _obstacle(device, dtype)
     except ImportError as error:

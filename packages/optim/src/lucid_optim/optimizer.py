@@ -279,6 +279,9 @@ class RuleOptimizer(Optimizer):
 
     def _count(self, plan: Plan) -> None:
         """Add a step to the counts of its groups."""
+        if len(self._tallies) > len(self.param_groups):  # groups were taken out; nobody else may hold them
+            live = {id(one) for one in self.param_groups}
+            self._tallies = {key: entry for key, entry in self._tallies.items() if key in live}
         for position, reason in plan.reasons.items():
             tally = self._tally(self.param_groups[position])
             tally.captured = reason is None

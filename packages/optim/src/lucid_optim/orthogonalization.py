@@ -44,6 +44,12 @@ class _Recording:
         self._home.await_last_use()
         self._graph.reset()
 
+    def __del__(self) -> None:
+        try:  # noqa: SIM105 - at the end of the interpreter contextlib may be gone
+            self._home.await_last_use()
+        except Exception:  # noqa: BLE001, S110 - half made, or the interpreter is ending
+            pass
+
 
 class OrthogonalizationCapture:
     """`orthogonalize_all`, replayed from a recording where the same kind of call has come before.

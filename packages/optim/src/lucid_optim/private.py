@@ -46,7 +46,7 @@ def bump_versions(tensors: list[Tensor]) -> None:
     """Tell autograd that tensors were written by a kernel that it does not know; older torch takes one at a time."""
     try:
         increment_version(tensors)
-    except TypeError:
+    except (TypeError, RuntimeError):
         for tensor in tensors:
             increment_version(tensor)
 

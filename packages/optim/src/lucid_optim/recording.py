@@ -1,6 +1,5 @@
 """One recording of the preparation of all certified groups, and its replay."""
 
-import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -278,6 +277,7 @@ class Recording:
 
     def __del__(self) -> None:
         """Let the memory of what was dropped without a reset wait for its last use as well."""
-        if hasattr(self, "_home"):
-            with contextlib.suppress(Exception):
-                self._home.await_last_use()
+        try:  # noqa: SIM105 - at the end of the interpreter contextlib may be gone
+            self._home.await_last_use()
+        except Exception:  # noqa: BLE001, S110 - half made, or the interpreter is ending
+            pass

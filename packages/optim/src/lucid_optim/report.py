@@ -13,6 +13,7 @@ REASONS = {
     "overridden": "a subclass or the instance overrides the step, its updates or the rule; capture_orthogonalization "
     "serves such classes",
     "warming_up": "these steps come before a recording: they make buffers, load kernels and are timed",
+    "waiting": "recordings were replaced before they had paid for themselves; the next one waits for quieter times",
     "changed_parameters": "a parameter was replaced, moved or laid out anew; the next steps record again",
     "changed_state": "a buffer was replaced, moved or laid out anew; leave optimizer.state alone between steps",
     "changed_gradients": "other parameters had gradients than those recorded; freeze once, not step by step",
@@ -41,6 +42,7 @@ PLANNED = frozenset(
     {
         "not_requested",
         "warming_up",
+        "waiting",
         "changed_parameters",
         "changed_state",
         "changed_gradients",

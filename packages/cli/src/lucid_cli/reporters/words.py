@@ -41,6 +41,7 @@ _REASONS = {
     "not_requested": "capture is off",
     "overridden": "a class of the command overrides the step or its rule",
     "warming_up": "steps before a recording",
+    "waiting": "recordings had not paid for themselves",
     "changed_parameters": "parameters were replaced or moved",
     "changed_state": "buffers were replaced or moved",
     "changed_gradients": "other parameters had gradients than those recorded",
