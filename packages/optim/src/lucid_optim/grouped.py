@@ -294,7 +294,7 @@ _verdicts: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 def _works(device: torch.device, dtype: torch.dtype) -> bool:
     # The test waits for its result, also where a program forbids itself to wait.
-    mode = torch.cuda.get_sync_debug_mode()
+    mode = torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else 0
     if mode:
         torch.cuda.set_sync_debug_mode("default")
     try:
