@@ -3,7 +3,6 @@
 import json
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.nn import Parameter
 from torch.profiler import ProfilerActivity, profile
 
 from lucid_optim import Muon, MuSGD
+from support.cuda import synchronisation_forbidden
 from support.reference import MuSGDReference, bits, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -37,18 +37,6 @@ def params_on_device(depth: int = 1, memory_format: torch.memory_format = torch.
         )
         for shape in SHAPES * depth
     ]
-
-
-@contextmanager
-def synchronisation_forbidden() -> Iterator[None]:
-    """Make every synchronising call that torch knows of an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch calls the mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

@@ -9,7 +9,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,24 +19,13 @@ from torch.nn import Parameter
 from torch.profiler import ProfilerActivity, profile
 
 from lucid_optim import Batch, MuSGD, MuSGDRule, graphs
+from support.cuda import synchronisation_forbidden
 from support.reference import bits
 from support.twins import Twins
 
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda", 0)
-
-
-@contextmanager
-def synchronisation_forbidden() -> Iterator[None]:
-    """Make every synchronising call that torch knows of an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch calls the mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 class FaultyRule(MuSGDRule):

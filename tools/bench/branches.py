@@ -4,7 +4,6 @@ Every line is one optimizer of its own, two native steps and then replays, in on
 """
 
 import argparse
-import datetime as dt
 import json
 import statistics
 import sys
@@ -80,19 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("torch finds no CUDA device")
-    driver, driver_reason = environment.driver()
-    records: list[dict[str, Any]] = [
-        {
-            "kind": "header",
-            "command": environment.typed_command(sys.orig_argv, Path.cwd()),
-            "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-            "device_model": torch.cuda.get_device_name(),
-            "driver": driver,
-            "driver_reason": driver_reason,
-            "torch": torch.__version__,
-            "processor": environment.processor(),
-        }
-    ]
+    records: list[dict[str, Any]] = [environment.gpu_header()]
     print(f"{'shapes':7} groups branches  wall ms  host ms  allocated  reserved MiB")
     for name, groups, branches in product(options.shapes, options.groups, options.branches):
         if branches > groups and branches != options.branches[0]:

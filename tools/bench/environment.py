@@ -1,12 +1,15 @@
 """What a measurement was made with: command, machine, versions. What cannot be read is None."""
 
+import datetime as dt
 import platform
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["driver", "driver_version", "processor", "typed_command"]
+__all__ = ["driver", "driver_version", "gpu_header", "processor", "typed_command"]
 
 
 def _short(found: re.Match[str], folder: Path) -> str:
@@ -49,3 +52,23 @@ def driver() -> tuple[str | None, str | None]:
         return None, f"{type(error).__name__}: {error.strerror}"
     version = driver_version(text)
     return version, None if version else "its version file has no version"
+
+
+def gpu_header(**more: Any) -> dict[str, Any]:
+    """Return the first record of a measurement on the current CUDA device, with further facts of its own."""
+    import torch  # noqa: PLC0415 - what is above does without
+
+    version, reason = driver()
+    return {
+        "kind": "header",
+        "command": typed_command(sys.orig_argv, Path.cwd()),
+        "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "device_model": torch.cuda.get_device_name(),
+        "driver": version,
+        "driver_reason": reason,
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": processor(),
+        **more,
+    }

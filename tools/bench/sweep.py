@@ -5,7 +5,6 @@ to the averaged model. The larger the batch, the smaller the optimizer's share, 
 """
 
 import argparse
-import datetime as dt
 import json
 import os
 import statistics
@@ -105,22 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("torch finds no CUDA device")
-    driver, driver_reason = environment.driver()
-    records: list[dict[str, Any]] = [
-        {
-            "kind": "header",
-            "command": environment.typed_command(sys.orig_argv, Path.cwd()),
-            "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-            "device_model": torch.cuda.get_device_name(),
-            "driver": driver,
-            "driver_reason": driver_reason,
-            "cuda": torch.version.cuda,
-            "torch": torch.__version__,
-            "processor": environment.processor(),
-            "rounds": options.rounds,
-            "warmup": options.warmup,
-        }
-    ]
+    records: list[dict[str, Any]] = [environment.gpu_header(rounds=options.rounds, warmup=options.warmup)]
     lines = []
     for batch in options.batches:
         records.append(measure(batch, size=options.size, rounds=options.rounds, warmup=options.warmup))
