@@ -250,7 +250,7 @@ def _abandon(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any, 
     if has_ended:
         graph.reset()
     else:
-        abandon_pool(stream.device_index, pool)
+        abandon_pool(stream.device.index, pool)
 
 
 def _heal(device: torch.device, stream: torch.cuda.Stream) -> None:
