@@ -8,7 +8,7 @@ import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -149,6 +149,20 @@ def test_repeated_failures_keep_no_memory() -> None:
     assert max(levels[2:]) - min(levels[2:]) <= 1 << 20
 
 
+def record_beside(work: Callable[[], None], stop: threading.Event) -> None:
+    """Record and replay five times while another thread does its work until it is told to stop."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(5):
+            twins = Twins("cuda")
+            for _ in range(6):
+                twins.step()
+    finally:
+        stop.set()
+        thread.join()
+
+
 def test_pinned_memory_in_another_thread_does_not_matter() -> None:
     """A loader's thread allocates pinned memory all the time; recordings succeed or fall back, bytes agree."""
     stop = threading.Event()
@@ -163,16 +177,7 @@ def test_pinned_memory_in_another_thread_does_not_matter() -> None:
         except BaseException as error:  # noqa: BLE001
             faults.append(error)
 
-    thread = threading.Thread(target=pin)
-    thread.start()
-    try:
-        for _ in range(5):
-            twins = Twins("cuda")
-            for _ in range(6):
-                twins.step()
-    finally:
-        stop.set()
-        thread.join()
+    record_beside(pin, stop)
     assert not faults
     assert_device_is_sound()
 
@@ -196,16 +201,7 @@ def test_a_sampling_thread_survives() -> None:
             time.sleep(0.001)
         counts.append(number)
 
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        for _ in range(5):
-            twins = Twins("cuda")
-            for _ in range(6):
-                twins.step()
-    finally:
-        stop.set()
-        thread.join()
+    record_beside(sample, stop)
     assert counts[0] > 10
     assert_device_is_sound()
 

@@ -79,10 +79,10 @@ def install(monkeypatch: pytest.MonkeyPatch, *, failing: list[str] | None = None
     """
     failures = failing if failing is not None else []
 
-    def record(work: Callable[[], Any], device: torch.device) -> tuple[EagerRecorded, float]:
+    def record(work: Callable[[], Any], device: torch.device) -> EagerRecorded:
         if failures:
             raise graphs.RecordingError(failures.pop(0), "it was to fail")
-        return EagerRecorded(work), 0.25
+        return EagerRecorded(work)
 
     @contextlib.contextmanager
     def in_order(device: torch.device) -> Iterator[None]:

@@ -11,7 +11,6 @@ import ctypes
 import gc
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -170,7 +169,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def record(work: Callable[[], Result], device: torch.device) -> tuple[Recorded[Result], float]:
+def record(work: Callable[[], Result], device: torch.device) -> Recorded[Result]:
     """Record work without running it.
 
     Args:
@@ -179,13 +178,12 @@ def record(work: Callable[[], Result], device: torch.device) -> tuple[Recorded[R
         device: Where the operations run.
 
     Returns:
-        The recording and the wall seconds that it took.
+        The recording.
 
     Raises:
         RecordingError: If the work or the recording failed. Nothing has run, no stream is capturing and the memory is
             back in the allocator.
     """
-    begin = time.perf_counter()
     lane = _lane(device)
     recorded: Recorded[Result] | None = None
     with lane.lock, torch.cuda.device(device), _no_collection():
@@ -197,7 +195,7 @@ def record(work: Callable[[], Result], device: torch.device) -> tuple[Recorded[R
     if recorded is None:
         reason, message = failure
         raise RecordingError(reason, message)
-    return recorded, time.perf_counter() - begin
+    return recorded
 
 
 def _capture(

@@ -29,7 +29,7 @@ class _Recording:
         with graphs.building(self._device):
             self._home = graphs.Home(self._device)
             self._inputs = [torch.empty_like(update, requires_grad=False) for update in updates]
-            self._graph, self.seconds = graphs.record(lambda: orthogonalize_all(self._inputs, scheme), self._device)
+            self._graph = graphs.record(lambda: orthogonalize_all(self._inputs, scheme), self._device)
 
     def replay(self, updates: Sequence[Tensor]) -> list[Tensor]:
         """Return new tensors; the graph's own are overwritten by the next replay."""

@@ -141,7 +141,7 @@ class _Stage:
             ]
             return graphs.in_branches(jobs, device, num_branches)
 
-        self.graph, self.seconds = graphs.record(prepare, device)
+        self.graph = graphs.record(prepare, device)
         self._works = works
         self._factors = _Slots(range(len(works)), device)
         self._writes = self._prepare_writes() if are_served(device) and self._are_plain() else None
@@ -197,7 +197,6 @@ class Recording:
     Attributes:
         device: Where it runs.
         copied_bytes: By group position, bytes of gradients that a replay copies.
-        seconds: Wall seconds that recording took.
         replays: Replays so far.
     """
 
@@ -244,7 +243,6 @@ class Recording:
             )
             for at, stage in enumerate(zip_longest(*by_group, fillvalue=()))
         ]
-        self.seconds = sum(stage.seconds for stage in self._stages)
 
     def replay(
         self, groups: Sequence[Group], members: Mapping[int, Members], scalars: Mapping[int, Mapping[str, Scalar]]
