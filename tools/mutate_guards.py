@@ -1,21 +1,18 @@
 """Disables each guard of capture in turn and checks that the guard's own regression test then fails.
 
 A guard is a line of lucid_optim without which a recording would be replayed where it must not be. For each one the
-modules are imported with that line changed, in a process of its own, and the named tests are run: they must fail. They
-must pass with nothing changed, which is checked first.
+named tests are run, in a process of its own, on a copy of the package with that line changed: they must fail. They must
+pass with nothing changed, which is checked first.
 """
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -126,9 +123,16 @@ GUARDS = (
     Guard(
         "gradients on written memory",
         "certificate",
-        "        if any(ranges.meet(gradient) for gradient, _ in fresh):\n",
-        "        if False:\n",
+        "                if ranges.meet_bytes(address, address + num_bytes):\n",
+        "                if False:\n",
         _replay("a_gradient_on_written_memory_is_native"),
+    ),
+    Guard(
+        "gradients of another layout at a known address",
+        "certificate",
+        "            self.gradient_addresses = []\n",
+        "            pass\n",
+        _replay("a_gradient_that_reaches_written_memory_by_its_strides_is_native"),
     ),
     Guard(
         "gradients that moved",
@@ -460,31 +464,14 @@ GUARDS = (
 )
 
 
-class _Patched(SourceFileLoader):
-    """Loads a module with one line changed."""
-
-    def __init__(self, name: str, path: str, guard: Guard) -> None:
-        super().__init__(name, path)
-        self._guard = guard
-
-    def get_code(self, fullname: str) -> Any:  # noqa: ARG002 - one module, known from the start
-        source = Path(self.path).read_text(encoding="utf-8")
-        return compile(source.replace(self._guard.line, self._guard.disabled), self.path, "exec")
-
-
-class _Finder(MetaPathFinder):
-    """Finds the guard's module first."""
-
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != f"lucid_optim.{self._guard.module}":
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.origin is not None:
-            spec.loader = _Patched(name, spec.origin, self._guard)
-        return spec
+def _use_copy(folder: Path, guard: Guard) -> None:
+    """Make this process and those that it starts import a copy of the package without the guard."""
+    copy = folder / PACKAGE.name
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    module = copy / f"{guard.module}.py"
+    module.write_text(module.read_text(encoding="utf-8").replace(guard.line, guard.disabled), encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _run_tests(guard: Guard | None, tests: tuple[str, ...], *, gpu: bool) -> tuple[int, str]:
@@ -493,13 +480,13 @@ def _run_tests(guard: Guard | None, tests: tuple[str, ...], *, gpu: bool) -> tup
     Returns:
         Pytest's exit code, negative where a signal ended the child, and what it printed.
     """
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory() as folder:
         child = os.fork()
         if child == 0:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
             if guard is not None:
-                sys.meta_path.insert(0, _Finder(guard))
+                _use_copy(Path(folder), guard)
             options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "gpu" if gpu else "not gpu"]
             code = int(pytest.main([*options, *tests]))
             sys.stdout.flush()

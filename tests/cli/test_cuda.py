@@ -42,6 +42,7 @@ def test_the_example_is_measured_on_the_device(lucid: Lucid) -> None:
         allocated, reserved = run["metrics"]["peak_allocated"], run["metrics"]["peak_reserved"]
         assert allocated["unit"] == reserved["unit"] == "By"
         assert 0 < allocated["value"] <= reserved["value"]
+        assert run["agent"]["num_errors"] == 0, run["notes"]
         assert run["wall"]["source"] == "fit"
     groups = {run["arm"]: run["capture"][0]["groups"] for run in runs}
     assert [group["replays"] for group in groups["native"]] == [0] * len(groups["native"])
@@ -62,5 +63,5 @@ def test_the_agent_never_synchronises_a_step(lucid: Lucid) -> None:
     assert ran.code == 0, ran.err
     for run in ran.records("run"):
         assert run["agent"]["num_steps"] == 5
-        assert run["agent"]["num_errors"] == 0
+        assert run["agent"]["num_errors"] == 0, run["notes"]
         assert run["metrics"]["peak_allocated"]["value"] > 0

@@ -331,6 +331,29 @@ def test_a_rule_of_two_phases_is_captured(device: str) -> None:
     assert twins.replays() == [6, 6, 6]
 
 
+class IdlePhaseRule(TwoPhaseRule):
+    """Its second phase computes nothing: it writes what lies in a buffer."""
+
+    is_capturable: ClassVar[bool] = True
+
+    def again(self, batch: Batch, structure: Any, scalars: Mapping[str, Any]) -> list[Tensor]:
+        return batch.state["fast"]
+
+
+class IdlePhase(TwoPhase):
+    """Runs it."""
+
+    rule = IdlePhaseRule()
+
+
+def test_a_phase_without_operations_is_captured(device: str) -> None:
+    """Of an empty graph torch would warn, which aborts where warnings are errors, as they are here."""
+    twins = Twins(device, IdlePhase)
+    for _ in range(5):
+        twins.step()
+    assert twins.replays() == [3, 3]
+
+
 @pytest.mark.parametrize("reason", ["recording_failed", "out_of_memory"])
 def test_a_failed_recording_is_a_native_step(
     reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -208,6 +208,15 @@ def test_a_sampling_thread_survives() -> None:
 
 def test_garbage_is_not_collected_while_recording() -> None:
     """An old graph in a cycle, a threshold of 1, and a new recording; the collector is left as it was."""
+    enabled: list[bool] = []
+    cell = torch.zeros(1, device="cuda")
+
+    def work() -> None:
+        enabled.append(gc.isenabled())
+        cell.add_(1)
+
+    graphs.record(work, torch.device("cuda"))
+    assert enabled == [False]
 
     class Cycle:
         pass
@@ -427,8 +436,16 @@ def test_a_stopwatch_does_not_wait() -> None:
 
 
 SCRIPT = """
-import sys, torch
+import atexit, os, sys, torch
 from torch.nn import Parameter
+
+@atexit.register
+def report_last():  # registered before lucid_optim's own handler, so it runs after that
+    if os.getpid() == pid and "optimizer" in globals():
+        report = optimizer.capture_report()
+        assert report.pool_bytes == kept > 0 and report.as_dict()["groups"][0]["replays"] >= 3
+
+pid = os.getpid()
 from lucid_optim import MuSGD
 params = [Parameter(torch.randn(16, 16).cuda()) for _ in range(4)]
 optimizer = MuSGD(params, lr=0.1, capture_updates=True, strict=True)
@@ -437,6 +454,7 @@ for _ in range(5):
         param.grad = torch.randn_like(param)
     optimizer.step()
 assert optimizer.capture_report().groups[0].replays == 3
+kept = optimizer.capture_report().pool_bytes
 END
 """
 FORK = """
@@ -477,7 +495,7 @@ def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_process_with_live_graphs_ends(end: str, processes: dict[str, subprocess.Popen[str]]) -> None:
-    """It ends by itself, quietly, with the script's own status."""
+    """It ends by itself, quietly, with the script's own status; a report at its very end has all figures."""
     _, stderr = processes[end].communicate(timeout=120)
     assert processes[end].returncode == ENDS[end][1], stderr
     assert not stderr

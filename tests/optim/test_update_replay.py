@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, Sequ
 
 from lucid_optim import Muon, MuSGD
 from support import eager_graphs
+from support.reference import bits
 from support.twins import SHAPES, Twins
 
 MATRICES = [shape for shape in SHAPES if len(shape) >= 2]
@@ -311,30 +312,31 @@ def test_streams_that_rotate() -> None:
 
 @pytest.mark.gpu
 def test_unordered_streams_do_not_share_owned_inputs() -> None:
-    """A step on a second stream waits for the step before, which reads inputs that the recording owns.
+    """A step on a second stream waits for the step before, which is still to begin when it is submitted.
 
-    The native twin's second step runs after a full wait, so it says what should come out.
+    The native twin steps with full waits, so it says what should come out.
     """
     twins = Twins("cuda", shapes=[(256, 1024)] * 6, num_groups=1)
     for _ in range(4):
         twins.step()
-    torch.cuda.synchronize()
     other = torch.cuda.Stream()
-    for _ in range(20):
-        twins.give()
+    for _ in range(3):
+        given = []
+        for _ in range(2):
+            twins.give()
+            twins.native.step()
+            given.append([param.grad for _, param in twins.pairs()])
         torch.cuda.synchronize()
-        twins.native.step()
+        for stream, gradients in zip((torch.cuda.current_stream(), other), given, strict=True):
+            for (_, param), gradient in zip(twins.pairs(), gradients, strict=True):
+                param.grad = gradient
+            with torch.cuda.stream(stream):
+                if stream != other:
+                    torch.cuda._sleep(50_000_000)
+                twins.captured.step()
         torch.cuda.synchronize()
-        twins.captured.step()
-        spare = [param.grad for _, param in twins.pairs()]
-        twins.give()
-        torch.cuda.synchronize()
-        twins.native.step()
-        with torch.cuda.stream(other):
-            twins.captured.step()
-        torch.cuda.synchronize()
-        assert len(spare) == 6
         twins.compare()
+    assert twins.replays() == [8]
 
 
 def test_a_group_dict_is_replaced(device: str) -> None:
@@ -607,6 +609,27 @@ def test_other_dtypes_run_natively_beside_a_recording(dtype: torch.dtype, device
         twins.step()
     assert twins.replays() == [6, 6, 0]
     assert twins.reasons(2) == {"dtype": 8}
+
+
+def test_a_gradient_that_reaches_written_memory_by_its_strides_is_native(device: str) -> None:
+    """Its address was seen before, of another layout that reached nobody's memory."""
+
+    def layout(storage: Tensor, place: int, strides: tuple[int, int]) -> Tensor:
+        return storage.as_strided((4, 4), strides, place)
+
+    native, captured = (torch.linspace(-1, 1, 64, device=device) for _ in range(2))
+    both = []
+    for storage in (native, captured):
+        param = Parameter(layout(storage, 32, (4, 1)))
+        both.append((storage, param, MuSGD([param], lr=0.1, capture_updates=storage is captured)))
+    for place, strides in [(0, (4, 1))] * 4 + [(1, (12, 1)), (0, (12, 1)), (0, (12, 1)), (0, (4, 1)), (0, (4, 1))]:
+        for storage, param, optimizer in both:
+            param.grad = layout(storage, place, strides)
+            optimizer.step()
+        assert bits(native) == bits(captured)
+    (group,) = both[1][2].capture_report().groups
+    assert group.reasons == {"warming_up": 2, "shared_memory": 3}
+    assert group.replays == 4
 
 
 def test_a_float64_gradient_is_native(device: str) -> None:

@@ -7,7 +7,8 @@ that run natively beside the recording, because their writes could reach into it
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
+from itertools import repeat
+from operator import ge, is_
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import Parameter
 
 from lucid_optim import graphs
 from lucid_optim.layout import is_dense
-from lucid_optim.memory import WrittenRanges
+from lucid_optim.memory import WrittenRanges, num_spanned_bytes
 from lucid_optim.private import are_at, tensor_guards
 from lucid_optim.rule import Group
 
@@ -180,8 +181,9 @@ class Watch:
         self._every_place = list(range(len(self.params)))
         # None of the gradients has been looked at yet.
         self.gradient_addresses: list[int] = []
-        # Places and addresses of gradients of these layouts that were found good.
-        self._good: set[tuple[int, int]] = set()
+        self._num_bytes: list[int] = []
+        # By address, so many bytes from there on are known to be written by nobody.
+        self._readable: dict[int, int] = {}
 
     def failure(self, members: Members, state: State, ranges: WrittenRanges, *, is_same_state: bool) -> str | None:
         """Return the key of `REASONS` for the first clause that does not hold any more, or None.
@@ -214,18 +216,29 @@ class Watch:
             return "changed_gradients"
         if is_same_kind and self.gradient_addresses and are_at(gradients, self.gradient_addresses, self._every_place):
             return None
-        addresses = _addresses(gradients)
-        if not is_same_kind or len(self._good) > MANY * len(addresses):
-            self._good.clear()
-        places = zip(gradients, enumerate(addresses), strict=True)
-        fresh = [(gradient, place) for gradient, place in places if place not in self._good]
-        if any(ranges.meet(gradient) for gradient, _ in fresh):
-            return "shared_memory"
-        self._good.update(place for _, place in fresh)
         if not is_same_kind:
             self.gradient_layouts = Layouts(gradients)
+            self.gradient_addresses = []
+        if not self.gradient_addresses:
+            self._num_bytes = list(map(num_spanned_bytes, gradients))
+        addresses = _addresses(gradients)
+        if not all(map(ge, map(self._readable.get, addresses, repeat(0)), self._num_bytes)) and not self._learn(
+            addresses, ranges
+        ):
+            return "shared_memory"
         self.gradient_addresses = addresses
         return None
+
+    def _learn(self, addresses: Sequence[int], ranges: WrittenRanges) -> bool:
+        """Look at bytes that have not been looked at yet; return whether nobody writes any of them."""
+        if len(self._readable) > MANY * len(addresses):
+            self._readable.clear()
+        for address, num_bytes in zip(addresses, self._num_bytes, strict=True):
+            if self._readable.get(address, 0) < num_bytes:
+                if ranges.meet_bytes(address, address + num_bytes):
+                    return False
+                self._readable[address] = num_bytes
+        return True
 
     def _are_usable(self, gradients: Sequence[Tensor]) -> bool:
         device = self.params[0].device

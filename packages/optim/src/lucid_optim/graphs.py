@@ -97,6 +97,7 @@ class Recorded(Generic[Result]):
     def __init__(self, graph: torch.cuda.CUDAGraph, result: Result, device: torch.device) -> None:
         self._graph = graph
         self._device = device
+        self._kept_bytes: int | None = None  # None while the allocator can tell
         self.result = result
         _recordings.add(self)
 
@@ -105,14 +106,28 @@ class Recorded(Generic[Result]):
         self._graph.replay()
 
     def pool_bytes(self) -> int:
-        """Return the device memory that the recording keeps reserved; slow, it asks the allocator for a snapshot."""
+        """Return the device memory that the recording keeps reserved; slow, it asks the allocator for a snapshot.
+
+        After a reset that is none; after the reset at the end of the process it is what was kept until then.
+        """
+        if self._kept_bytes is not None:
+            return self._kept_bytes
         pool = tuple(self._graph.pool())
         segments = torch.cuda.memory_snapshot()
         return sum(one["total_size"] for one in segments if tuple(one.get("segment_pool_id", ())) == pool)
 
     def reset(self) -> None:
         """Give the graph and its memory back now."""
+        self._kept_bytes = 0
         self._graph.reset()
+
+    def end(self) -> None:
+        """Give everything back at the end of the process; reports that are asked for later still say what was kept."""
+        try:
+            kept = self.pool_bytes()
+        finally:
+            self.reset()
+        self._kept_bytes = kept
 
     def cuda_objects(self) -> list[Any]:
         """Return what a forked child must not destroy."""
@@ -124,7 +139,7 @@ def _reset_all() -> None:
     """Drop every graph while the driver still answers."""
     for recorded in list(_recordings):
         with contextlib.suppress(Exception):
-            recorded.reset()
+            recorded.end()
 
 
 def _leak_all() -> None:

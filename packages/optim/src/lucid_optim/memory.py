@@ -7,13 +7,18 @@ from itertools import pairwise
 
 from torch import Tensor
 
-__all__ = ["WrittenRanges", "byte_range", "shares_memory"]
+__all__ = ["WrittenRanges", "byte_range", "num_spanned_bytes", "shares_memory"]
 
 
 def byte_range(tensor: Tensor) -> tuple[int, int]:
     """Return the addresses `[begin, end)` between a tensor's first and last byte; empty for an empty tensor."""
     begin = tensor.data_ptr()
-    return begin, begin + _extent(tensor.shape, tensor.stride()) * tensor.element_size()
+    return begin, begin + num_spanned_bytes(tensor)
+
+
+def num_spanned_bytes(tensor: Tensor) -> int:
+    """Return the number of bytes from a tensor's first to its last, both counted; 0 for an empty tensor."""
+    return _extent(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
 @functools.lru_cache(maxsize=8192)
@@ -43,7 +48,10 @@ class WrittenRanges:
 
     def meet(self, tensor: Tensor) -> bool:
         """Tell whether a tensor that is only read meets a written range."""
-        begin, end = byte_range(tensor)
+        return self.meet_bytes(*byte_range(tensor))
+
+    def meet_bytes(self, begin: int, end: int) -> bool:
+        """Tell whether the bytes at the addresses `[begin, end)` meet a written range."""
         position = bisect_right(self._begins, end - 1)
         # The ranges do not overlap, so the last one that begins before the end reaches furthest.
         return bool(position) and begin < end and self._ranges[position - 1][1] > begin

@@ -130,7 +130,7 @@ class _Stage:
         self,
         works: Sequence[_Work],
         slots: Mapping[int, _Slots],
-        begin: Callable[[], None],
+        begin: Callable[[], object],
         device: torch.device,
         num_branches: int,
     ) -> None:
@@ -171,10 +171,6 @@ class _Stage:
         updates = [update for updates in self.graph.result for update in updates]
         places = [at for at, work in enumerate(self._works) for _ in work.batch.params]
         return Writes(params, updates, places, self._factors.tensor)
-
-
-def _nothing() -> None:
-    """Submit nothing."""
 
 
 class Recording:
@@ -233,11 +229,13 @@ class Recording:
                     for phase in rule.phases(structure)
                 ]
             )
+        # A phase may have nothing to compute, and of a graph without operations torch warns or worse.
+        self._anchor = torch.zeros(1, device=self.device)  # replays write it, so it lives as long as they may come
         self._stages = [
             _Stage(
                 [work for works in stage for work in works],
                 self._slots,
-                self._inputs.submit if at == 0 else _nothing,
+                self._inputs.submit if at == 0 else self._anchor.zero_,
                 self.device,
                 num_branches,
             )
