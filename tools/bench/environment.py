@@ -55,7 +55,7 @@ def driver() -> tuple[str | None, str | None]:
 
 
 def gpu_header(**more: Any) -> dict[str, Any]:
-    """Return the first record of a measurement on the current CUDA device, with further facts of its own."""
+    """Return the first record of a measurement on the current CUDA device, if any, with further facts of its own."""
     import torch  # noqa: PLC0415 - what is above does without
 
     version, reason = driver()
@@ -63,7 +63,7 @@ def gpu_header(**more: Any) -> dict[str, Any]:
         "kind": "header",
         "command": typed_command(sys.orig_argv, Path.cwd()),
         "date": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
-        "device_model": torch.cuda.get_device_name(),
+        "device_model": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "driver": version,
         "driver_reason": reason,
         "cuda": torch.version.cuda,
