@@ -58,10 +58,11 @@ def test_every_command_line_in_the_pages_exists() -> None:
             if words[:1] == ["make"]:
                 assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), (page, line)
             if words[:1] == ["lucid"]:
-                path = tuple(words[1:3])
+                path = next((at for n in (4, 3) if (at := tuple(words[1:n])) in known), ())
                 assert path in known, (page, line)
                 seen.add(path)
-                own = words[3 : words.index("--")] if "--" in words else words[3:]
+                first = len(path) + 1
+                own = words[first : words.index("--")] if "--" in words else words[first:]
                 options = {option for parameter in known[path].params for option in parameter.opts}
                 assert {word for word in own if word.startswith("-")} <= options, (page, line)
     assert seen == {path for path, command in known.items() if not isinstance(command, click.Group)}

@@ -149,6 +149,7 @@ def _observation(run: Run, model: Any) -> Observation:
         wall=run.wall,
         metrics=run.metrics,
         capture=run.capture,
+        allocator=(),
         agent=run.agent,
         phases=(),
         states=states,

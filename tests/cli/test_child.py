@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -111,7 +112,7 @@ def test_whatever_goes_wrong_in_lucid_the_group_is_killed_and_reaped(
 ) -> None:
     """An error between start and end leaves neither a process, nor a zombie, nor a thread."""
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
         wait_for(tmp_path / "pids")
         raise RuntimeError("broken")
 

@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import lucid_profiler
-from lucid_profiler import jsonio
+from lucid_profiler import jsonio, snapshot
 from lucid_profiler.codec import from_plain, to_plain
 from lucid_profiler.collect import Observation, observe
+from lucid_profiler.device_times import DeviceTimes, read_device_times
+from lucid_profiler.entries import AllocatorEntry, DeviceTimesEntry, NonfiniteEntry
+from lucid_profiler.hooks import TorchHooks
+from lucid_profiler.journal import Guard
 from lucid_profiler.records import State, Wall
+from lucid_profiler.ring import read_ring
+from lucid_profiler.traces import ProcessTrace, read_traces
 
 STARTUP = Path(lucid_profiler.__file__).parent / "_startup"
 PROCESS = Wall(source="process", begin_ns=1, end_ns=3_000_000_001)
@@ -115,6 +122,13 @@ class Profiled:
 
     done: "subprocess.CompletedProcess[str]"
     seen: Observation
+    run_dir: Path
+
+    @property
+    def trace(self) -> ProcessTrace:
+        """Return what the one process that recorded left."""
+        (trace,) = read_traces(self.run_dir)
+        return trace
 
     def state(self, part: str) -> State:
         """Return the one state of a part."""
@@ -144,7 +158,7 @@ def _profile(
     done = subprocess.run(
         [*python, str(path)], env=settings, cwd=directory, capture_output=True, text=True, check=False
     )
-    return Profiled(done, observe(run_dir, run=0, process=PROCESS, max_rss_bytes=None))
+    return Profiled(done, observe(run_dir, run=0, process=PROCESS, max_rss_bytes=None), run_dir)
 
 
 @pytest.fixture(scope="module")
@@ -466,7 +480,7 @@ def test_a_script_without_torch_is_timed_as_a_process(tmp_path: Path) -> None:
     assert profiled.seen.wall == PROCESS
     assert profiled.seen.metrics["wall"].value == 3.0
     assert profiled.seen.metrics["step_time_median"].reason == "no_steps"
-    assert profiled.seen.metrics["peak_rss"].reason == "below_resolution"
+    assert profiled.seen.metrics["peak_rss"].reason == "hidden_by_own_memory"
 
 
 def test_states_need_no_torch(tmp_path: Path) -> None:
@@ -534,6 +548,250 @@ def test_an_agent_that_cannot_start_is_named_and_the_script_runs(tmp_path: Path)
     assert (profiled.done.stdout, profiled.done.stderr) == ("ran\n", "")
     assert profiled.seen.agent.reason == "ValueError: broken on purpose"
     assert profiled.seen.agent.num_errors == 1
+
+
+DIVERGES = """
+import torch, lucid_profiler
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(1, 8):
+    optimizer.zero_grad()
+    loss = net(torch.ones(1, 2)).sum()
+    loss.backward()
+    if step == 4:
+        net[1].weight.grad[0, 1] = float("inf")
+    optimizer.step()
+    lucid_profiler.loss(loss)
+lucid_profiler.loss("much")
+"""
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    """Return the run of a script whose parameters become infinite, with a setting that cannot be read."""
+    directory = tmp_path_factory.mktemp("diverged")
+    return _profile(directory, DIVERGES, LUCID_NONFINITE="1", LUCID_ALLOCATOR_INTERVAL_S="often")
+
+
+def test_the_first_step_that_was_not_finite_is_found(diverged: Profiled) -> None:
+    """The loss by its call, a parameter by its name and step."""
+    assert (diverged.done.stderr, diverged.seen.agent.num_errors) == ("", 0)
+    assert diverged.trace.all(NonfiniteEntry) == [
+        NonfiniteEntry(what="loss", step=5, num_checked=7, num_skipped=1),
+        NonfiniteEntry(what="parameters", optimizer=0, name="1.weight", step=4, num_checked=7),
+    ]
+    assert "loss('much') was not judged: could not convert string to float: 'much'" in diverged.seen.notes
+
+
+def test_what_was_not_asked_for_is_not_judged(trained: Profiled, everything: Profiled) -> None:
+    """Without a setting, and without a loss, there is no finding."""
+    assert not trained.trace.all(NonfiniteEntry)
+    assert not everything.trace.all(NonfiniteEntry)
+
+
+def test_without_cuda_the_device_is_not_measured(trained: Profiled) -> None:
+    """Neither times nor allocator readings, and no file for them."""
+    assert not list(trained.run_dir.glob("device-*"))
+    assert trained.trace.device_times.records == ()
+    assert not trained.trace.all(AllocatorEntry)
+    assert not trained.trace.all(DeviceTimesEntry)
+
+
+def test_a_setting_that_cannot_be_read_is_noted(diverged: Profiled) -> None:
+    """The default holds, and the run goes on."""
+    (note,) = [note for note in diverged.seen.notes if "ALLOCATOR" in note]
+    assert note == (
+        "LUCID_ALLOCATOR_INTERVAL_S is 'often', not a number of seconds from 0 (off) on: "
+        "readings were taken at the default interval"
+    )
+
+
+def _step(hooks: TorchHooks, optimizer: torch.optim.Optimizer) -> None:
+    hooks._before_step(optimizer, (optimizer,), {})
+    hooks._after_step(optimizer, (optimizer,), {})
+
+
+def test_a_fault_of_a_measurement_ends_that_measurement(tmp_path: Path) -> None:
+    """It is counted once, steps are recorded as before, and other measurements go on."""
+    guard, seen = Guard(), []
+
+    def fails(_tracked: object, _end_ns: int) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    hooks = TorchHooks(tmp_path / "steps.ring", guard=guard)
+    hooks.watch(fails)
+    hooks.watch(lambda tracked, end_ns: seen.append((tracked.num_steps, end_ns)))
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    for _ in range(3):
+        _step(hooks, optimizer)
+    assert (guard.num_errors, guard.errors) == (1, ["ZeroDivisionError: on purpose"])
+    assert seen == [(record.step, record.end_ns) for record in read_ring(tmp_path / "steps.ring").records]
+    assert len(seen) == 3
+
+
+def test_a_watcher_of_devices_hears_of_no_other_step(tmp_path: Path) -> None:
+    """Where CUDA is not in use it is never called."""
+    calls = []
+    hooks = TorchHooks(tmp_path / "steps.ring", guard=Guard())
+    hooks.watch(lambda tracked, _end_ns: calls.append(tracked), needs_device=True)
+    _step(hooks, torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    assert calls == []
+
+
+class _Event:
+    """An event of a device that is always done."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: object) -> float:
+        return 0.25
+
+
+def test_each_step_of_an_optimizer_on_a_device_is_measured_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first step on, once the program has memory on the device, with the host's begin."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 512)
+    guard, devices = Guard(), []
+    times = DeviceTimes(tmp_path / "device.ring", make_event=_Event, is_capturing=lambda: False)
+    hooks = TorchHooks(tmp_path / "steps.ring", guard=guard, times=times)
+    hooks._is_cuda_in_use = lambda: True
+    hooks.watch(lambda tracked, _end_ns: devices.append(tracked.device), needs_device=True)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    for _ in range(3):
+        _step(hooks, optimizer)
+    assert (guard.errors, devices, hooks.devices()) == ([], [3, 3, 3], [3])
+    begins_ns = [record.begin_ns for record in read_ring(tmp_path / "steps.ring").records]
+    assert [record.begin_ns for record in read_device_times(tmp_path / "device.ring").records] == begins_ns
+    assert hooks.settle() is times
+
+
+def test_a_device_that_fails_ends_its_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault is counted once, and steps are recorded as before."""
+
+    def fails() -> int:
+        raise RuntimeError("CUDA error: on purpose")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 512)
+    guard = Guard()
+    times = DeviceTimes(tmp_path / "device.ring", make_event=_Event, is_capturing=lambda: False)
+    hooks = TorchHooks(tmp_path / "steps.ring", guard=guard, times=times)
+    hooks._is_cuda_in_use = lambda: True
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    _step(hooks, optimizer)
+    monkeypatch.setattr(torch.cuda, "current_device", fails)
+    for _ in range(3):
+        _step(hooks, optimizer)
+    assert (guard.num_errors, guard.errors) == (1, ["RuntimeError: CUDA error: on purpose"])
+    assert read_ring(tmp_path / "steps.ring").num_written == 4
+    assert times.num_results == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_steps", "expected"),
+    [
+        ([], 5, None),
+        ([{"replays": 0, "recordings": 0, "reasons": {"no_cuda": 5}}], 5, None),
+        ([{"replays": 5, "recordings": 1, "reasons": {}}], 5, 1),
+        ([{"replays": 3, "recordings": 1, "reasons": {"warming_up": 2}}], 5, 3),
+        (
+            [
+                {"replays": 3, "recordings": 1, "reasons": {"warming_up": 2}},
+                {"replays": 0, "recordings": 0, "reasons": {"dtype": 5}},
+            ],
+            5,
+            3,
+        ),
+        ([{"replays": 2, "recordings": 1, "reasons": {"warming_up": 2, "autocast": 1}}], 5, None),
+        ([{"replays": 2, "recordings": 2, "reasons": {"warming_up": 3}}], 5, None),
+        ([{"replays": 2, "recordings": 1, "reasons": {"warming_up": 2}}], 5, None),
+    ],
+)
+def test_the_first_replay_is_told_only_where_the_counts_tell_it(
+    groups: list[dict[str, Any]], num_steps: int, expected: int | None
+) -> None:
+    """Native steps between replays, a second recording or a group that came late leave it open."""
+    assert snapshot.first_replay_step(groups, num_steps) == expected
+
+
+TRAINS_IN_A_CHILD = """
+import os, warnings, torch, lucid_profiler
+warnings.simplefilter("ignore")  # Python advises against forks beside threads
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+def step():
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    lucid_profiler.loss(float("nan") if child == 0 else 1.0)
+child = None
+step()
+child = os.fork()
+for _ in range(3):
+    step()
+if child == 0:
+    with lucid_profiler.fit():
+        lucid_profiler.mark("child")
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+LOADS_WITH_WORKERS = """
+import torch, lucid_profiler
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if torch.utils.data.get_worker_info() is not None:
+            weight.grad = torch.ones(1)
+            optimizer.step()
+            lucid_profiler.loss(float("nan"))
+            lucid_profiler.mark("worker")
+        return float(index)
+optimizer.step()
+for batch in torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2, multiprocessing_context="fork"):
+    optimizer.step()
+lucid_profiler.loss(1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "num_steps"), [(TRAINS_IN_A_CHILD, 4), (LOADS_WITH_WORKERS, 5)], ids=["fork", "loader"]
+)
+def test_a_forked_child_that_steps_records_nothing(tmp_path: Path, script: str, num_steps: int) -> None:
+    """Its steps, losses and phases are its own, and the parent's measurements are as without it."""
+    profiled = _profile(tmp_path, script, LUCID_NONFINITE="1")
+    assert (profiled.done.returncode, profiled.done.stderr) == (0, "")
+    assert (profiled.seen.agent.num_processes, profiled.seen.agent.num_steps) == (1, num_steps)
+    assert (profiled.seen.agent.num_errors, profiled.seen.phases) == (0, ())
+    assert {entry.step for entry in profiled.trace.all(NonfiniteEntry)} == {None}
+
+
+@pytest.mark.parametrize("pythonpath", ["", str(STARTUP)], ids=["installed", "on the path"])
+def test_without_a_run_directory_nothing_is_loaded_or_hooked(tmp_path: Path, pythonpath: str) -> None:
+    """Python imports no module of lucid's, and torch has no hook of its."""
+    script = (
+        "import sys, torch\n"
+        "import torch.optim.optimizer as optimizer, torch.nn.modules.module as module\n"
+        "hooks = [*optimizer._global_optimizer_pre_hooks, *optimizer._global_optimizer_post_hooks,\n"
+        "         *module._global_parameter_registration_hooks, *module._global_module_registration_hooks]\n"
+        "print([name for name in sys.modules if name.startswith('lucid_')], hooks,\n"
+        "      [finder for finder in sys.meta_path if 'lucid' in type(finder).__module__])"
+    )
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("LUCID_", "PYTHONPATH"))}
+    env |= {"PYTHONPATH": pythonpath} if pythonpath else {}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("[] [] []\n", "")
 
 
 def test_a_forked_child_records_nothing(tmp_path: Path) -> None:

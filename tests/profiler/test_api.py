@@ -17,6 +17,7 @@ def test_outside_lucid_the_functions_leave_their_arguments_alone() -> None:
     """No attribute of a state is read, and nothing is returned."""
     with lucid_profiler.fit():
         lucid_profiler.mark("train")
+        lucid_profiler.loss(_Untouchable())
     lucid_profiler.state("model", _Untouchable())
 
 

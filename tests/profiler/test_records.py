@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from lucid_profiler import chain, jsonio
 from lucid_profiler.codec import from_plain, to_plain
 from lucid_profiler.errors import LucidError, NotComparableError, ReportError
+from lucid_profiler.kernels import KernelRow, KernelTable, Launches
+from lucid_profiler.monitored import DeviceEnergy, Gap, MemoryAccount, MemoryRow, MonitoredDevice, MonitorReport
 from lucid_profiler.reader import Report, read_report
-from lucid_profiler.records import RECORD_TYPES, Header, Record, Run, Samples, State, Summary, identity_digest
+from lucid_profiler.records import RECORD_TYPES, Header, Kernels, Record, Run, Samples, State, Summary, identity_digest
 from lucid_profiler.writer import Writer
 
 
@@ -58,6 +60,36 @@ def parsed(data: bytes) -> list[dict[str, Any]]:
 def path(tmp_path: Path) -> Path:
     """Give a name for a report."""
     return tmp_path / "run.jsonl"
+
+
+def test_monitors_and_kernels_come_back_as_they_were_written(
+    path: Path, make_header: Callable[..., Header], make_run: Callable[..., Run]
+) -> None:
+    """Every field of what is sampled beside a run, and of a traced process."""
+    monitor = MonitorReport(
+        interval_ns=1,
+        num_samples=2,
+        gaps=(Gap(begin_ns=1, end_ns=2, reason="lost"),),
+        events={"suspend": 1},
+        distinct={"host.rss_bytes": 3},
+        reasons={"gpu:GPU-1.power_draw_mw": "not_supported"},
+        own_cpu_s=0.5,
+        devices=(MonitoredDevice(uuid="GPU-1", parent_uuid=None),),
+        energy=(DeviceEnergy(uuid="GPU-1", value_j=None, source="counter", reason="not_marked"),),
+        memory=(
+            MemoryAccount(uuid="GPU-1", mono_ns=4, rows=(MemoryRow(name="used", value_bytes=None, reason="gap"),)),
+        ),
+    )
+    row = KernelRow(name="a\nb", kind="kernel", count=2, total_ns=4, median_ns=2, count_per_step=1.0, ns_per_step=2.0)
+    table = KernelTable(pid=7, device="cuda", num_warmup_steps=8, num_steps=2, rows=(row,), launches=Launches(graphs=2))
+    run = dataclasses.replace(make_run(), monitor=monitor)
+    kernels = Kernels(arm="native", status="ok", table=table)
+    with Writer(path) as writer:
+        for record in (make_header(), run, kernels):
+            writer.write(record)
+    report = read_report(path)
+    assert report.runs == (run,)
+    assert report.kernels == (kernels,)
 
 
 @pytest.fixture
@@ -107,7 +139,8 @@ def test_the_line_format_is_what_other_tools_expect(good: bytes) -> None:
         assert list(fields) == sorted(fields)
         assert fields["seq"] == seq
         assert fields["prev"] == (hashlib.sha256(lines[seq - 1]).hexdigest()[:16] if seq else "")
-    assert [json.loads(line)["t"] for line in lines] == list(RECORD_TYPES)
+    # A report has kernels only where they were asked for.
+    assert [json.loads(line)["t"] for line in lines] == [kind for kind in RECORD_TYPES if kind != "kernels"]
     assert json.loads(lines[0])["schema"] == "lucid.report/1.0"
     assert json.loads(lines[3])["tensors"] == {"weight": ["00ff" * 4, "float32", [2, 1]]}
 

@@ -49,8 +49,8 @@ def cli() -> None:
 cli.add_command(
     _LazyGroup(
         name="profile",
-        help="Run a training command natively and captured, in pairs of fresh processes.",
-        modules={"run": "profile_run"},
+        help="Run a training command natively and captured, in pairs of fresh processes, or follow a process.",
+        modules={"run": "profile_run", "attach": "profile_attach", "daemon": "daemon"},
     )
 )
 cli.add_command(

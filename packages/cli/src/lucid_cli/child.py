@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty
@@ -64,7 +64,7 @@ def run_child(
     timeout_s: float | None = None,
     stdin: IO[bytes] | None = None,
     copy_output: bool = False,
-    on_start: Callable[[], None] | None = None,
+    on_start: Callable[[int], Collection[int]] | None = None,
 ) -> Ended:
     """Run a command to its end.
 
@@ -75,7 +75,8 @@ def run_child(
         timeout_s: seconds after which the group is ended.
         stdin: what the command reads, from its beginning if it is a file; None for nothing.
         copy_output: also copy what the command prints to lucid's standard error.
-        on_start: called once the command runs; if it raises, the command is ended.
+        on_start: called with the command's number once it runs; returns the numbers of children of lucid's own that do
+            not belong to the run. If it raises, the command is ended.
 
     Raises:
         CannotStartError: the command cannot be started.
@@ -85,7 +86,7 @@ def run_child(
         stdin.seek(0)
     with _Child(command, env, stdin=stdin) as child, child.drain(copy_output=copy_output) as drain:
         if on_start is not None:
-            on_start()
+            child.spare(on_start(child.pid))
         ending, end_ns = _follow(child.pid, interrupts, timeout_s=timeout_s)
         finished = child.settle(drain)
     code = child.returncode
@@ -136,6 +137,10 @@ class _Child:
             raise cannot_start(command[0], error) from error
         self.pid = self._process.pid
         self._spared = {*before, self.pid}
+
+    def spare(self, pids: Collection[int]) -> None:
+        """Leave these children of lucid out of what the run has left behind."""
+        self._spared.update(pids)
 
     def drain(self, *, copy_output: bool) -> Drain:
         """Return what reads the two pipes from now on, and closes them."""

@@ -4,8 +4,8 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Literal, Protocol
@@ -15,8 +15,12 @@ from lucid_cli.child import Ended, run_child
 from lucid_cli.descendants import adopting_orphans
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.recorder import Recorder
+from lucid_cli.sampling import Beside, Sampling
 from lucid_profiler.collect import Observation, observe
-from lucid_profiler.records import Arm, Run, RunStatus, Slot, Wall
+from lucid_profiler.collect_kernels import read_kernels
+from lucid_profiler.context import Measured
+from lucid_profiler.kernel_trace import STEPS_VARIABLE
+from lucid_profiler.records import Arm, Kernels, Run, RunStatus, Slot, Wall
 
 STARTUP_DIR = Path(lucid_profiler.__file__).parent / "_startup"
 
@@ -37,6 +41,10 @@ class Plan:
         keep_going: whether the remaining runs take place after one has failed.
         stdin: what each run reads from its standard input; None for nothing.
         copy_output: whether its output is shown while it runs.
+        sampling: what is recorded beside each run.
+        num_kernel_steps: steps of which one more process of each arm, which is never timed, counts the kernels; 0 for
+            no such process.
+        context: what an empty CUDA context takes; None where that was not measured.
     """
 
     command: tuple[str, ...]
@@ -46,6 +54,9 @@ class Plan:
     keep_going: bool = False
     stdin: IO[bytes] | None = None
     copy_output: bool = False
+    sampling: Sampling = field(default_factory=Sampling)
+    num_kernel_steps: int = 0
+    context: Measured | None = None
 
 
 class Observer(Protocol):
@@ -53,6 +64,9 @@ class Observer(Protocol):
 
     def ended(self, slot: Slot, run: Run) -> None:
         """Take note of a run."""
+
+    def traced(self, arm: Arm, kernels: Kernels) -> None:
+        """Take note of a traced process."""
 
 
 def run_experiment(
@@ -75,7 +89,10 @@ def run_experiment(
         OSError: the report cannot be written, or no directory can be made for a run.
     """
     with adopting_orphans():
-        return _fill_slots(plan, _Beginning(begin), interrupts=interrupts, observer=observer)
+        status, recorder = _fill_slots(plan, _Beginning(begin), interrupts=interrupts, observer=observer)
+        if recorder is not None and status == "complete" and plan.num_kernel_steps:
+            status = _trace_arms(plan, recorder, interrupts=interrupts, observer=observer)
+    return status, recorder
 
 
 class _Beginning:
@@ -128,18 +145,59 @@ def _run_slot(
     on_start: Callable[[], None],
 ) -> tuple[Run, Observation]:
     started = utc_now()
-    ended = run_child(
-        plan.command,
-        child_env(os.environ, arm, run_dir),
-        interrupts=interrupts,
-        timeout_s=plan.timeout_s,
-        stdin=plan.stdin,
-        copy_output=plan.copy_output,
-        on_start=on_start,
+    with Beside(plan.sampling, run_dir) as beside:
+
+        def begin(pid: int) -> Collection[int]:
+            on_start()
+            return beside.start(pid)
+
+        ended = run_child(
+            plan.command,
+            child_env(os.environ, arm, run_dir if plan.sampling.with_agent else None),
+            interrupts=interrupts,
+            timeout_s=plan.timeout_s,
+            stdin=plan.stdin,
+            copy_output=plan.copy_output,
+            on_start=begin,
+        )
+        process = Wall(source="process", begin_ns=ended.begin_ns, end_ns=ended.end_ns)
+        observation = observe(
+            run_dir,
+            run=slot.slot,
+            process=process,
+            max_rss_bytes=ended.max_rss_bytes,
+            with_agent=plan.sampling.with_agent,
+        )
+        monitored = beside.observe(observation, run=slot.slot, context=plan.context)
+    observation = replace(
+        observation,
+        metrics={**observation.metrics, **monitored.metrics},
+        samples=(*observation.samples, *monitored.samples),
     )
-    process = Wall(source="process", begin_ns=ended.begin_ns, end_ns=ended.end_ns)
-    observation = observe(run_dir, run=slot.slot, process=process, max_rss_bytes=ended.max_rss_bytes)
-    return _run_record(slot, ended, observation, started=started), observation
+    return replace(_run_record(slot, ended, observation, started=started), monitor=monitored.report), observation
+
+
+def _trace_arms(plan: Plan, recorder: Recorder, *, interrupts: Interrupts, observer: Observer) -> Status:
+    """Run one traced process of each arm, which fails nothing but its own table."""
+    for arm in plan.arms:
+        if interrupts.first is not None:
+            return "interrupted"
+        with tempfile.TemporaryDirectory(prefix="lucid-", ignore_cleanup_errors=True) as folder:
+            run_dir = Path(folder)
+            ended = run_child(
+                plan.command,
+                {**child_env(os.environ, arm, run_dir), STEPS_VARIABLE: str(plan.num_kernel_steps)},
+                interrupts=interrupts,
+                timeout_s=plan.timeout_s,
+                stdin=plan.stdin,
+                copy_output=plan.copy_output,
+            )
+            kernels = read_kernels(run_dir, arm=arm.name, status=_status(ended))
+        recorder.add_kernels(kernels)
+        observer.traced(arm, kernels)
+        if kernels.status == "interrupted":
+            return "interrupted"
+    return "complete"
 
 
 def _run_record(slot: Slot, ended: Ended, observation: Observation, *, started: str) -> Run:
@@ -192,12 +250,14 @@ def _was(names: Sequence[str]) -> str:
     return "was" if len(names) == 1 else "were"
 
 
-def child_env(base: Mapping[str, str], arm: Arm, run_dir: Path) -> dict[str, str]:
-    """Return the environment of a run: the user's own, the arm's, and what starts the agent.
+def child_env(base: Mapping[str, str], arm: Arm, run_dir: Path | None) -> dict[str, str]:
+    """Return the environment of a run: the user's own, the arm's, and what starts the agent, where it has a directory.
 
     The directory that starts the agent comes first in PYTHONPATH. An unset or empty PYTHONPATH leaves no empty entry
     behind it, since that would put the working directory on the path.
     """
+    if run_dir is None:
+        return {**base, **arm.env, "LUCID_PROFILE_ARM": arm.name}
     startup = str(STARTUP_DIR)
     before = base.get("PYTHONPATH", "")
     others = [entry for entry in before.split(os.pathsep) if entry != startup] if before else []

@@ -3,8 +3,8 @@
 from statistics import mean
 
 from lucid_cli.output import say
-from lucid_cli.reporters.words import run_words
-from lucid_profiler.records import Run, Slot
+from lucid_cli.reporters.words import reason_words, run_words
+from lucid_profiler.records import Arm, Kernels, Run, Slot
 
 _TAIL_LINES = 20
 
@@ -36,6 +36,12 @@ class Progress:
         if run.status != "ok":
             for text in run.output_tail.splitlines()[-_TAIL_LINES:]:
                 say(f"  | {text}")
+
+    def traced(self, arm: Arm, kernels: Kernels) -> None:
+        """Print the line of a traced process."""
+        table = kernels.table
+        what = f"{table.num_steps} steps counted" if table is not None else reason_words(kernels.reason or "")
+        say(f"kernels of {arm.name}, not timed  {what}")
 
 
 def duration(seconds: float) -> str:

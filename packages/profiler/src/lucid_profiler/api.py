@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-__all__ = ["Session", "attach", "fit", "mark", "state"]
+__all__ = ["Session", "attach", "fit", "loss", "mark", "state"]
 
 
 class Session(Protocol):
@@ -13,6 +13,9 @@ class Session(Protocol):
 
     def fit(self) -> AbstractContextManager[None]:
         """Return the timed interval."""
+
+    def loss(self, value: Any) -> None:
+        """Judge `value`."""
 
     def mark(self, name: str) -> None:
         """Begin the phase `name`."""
@@ -36,6 +39,21 @@ def fit() -> AbstractContextManager[None]:
     if session is None or not session.active:
         return nullcontext()
     return session.fit()
+
+
+def loss(value: Any) -> None:
+    """Hand over the loss of a step: the report says in which one it first was not finite.
+
+    Call it once a step, also inside `fit()`. A tensor on a device is judged there, by a few small kernels on the
+    current stream; nothing waits for them, and the value is not kept. Inside the capture of a CUDA graph nothing is
+    judged. Steps are numbered by the calls, from 1. This function never raises.
+
+    Args:
+        value: a tensor of any shape, or a number; it is only read.
+    """
+    session = _session
+    if session is not None and session.active:
+        session.loss(value)
 
 
 def mark(name: str) -> None:

@@ -13,7 +13,17 @@ from statistics import median
 from typing import Any
 
 from lucid_profiler.codec import from_plain
-from lucid_profiler.entries import CaptureEntry, EndEntry, EnvEntry, FitEntry, MemoryEntry, NoteEntry, PhasesEntry
+from lucid_profiler.collect_device import device_metrics, device_notes, device_samples
+from lucid_profiler.entries import (
+    AllocatorEntry,
+    CaptureEntry,
+    EndEntry,
+    EnvEntry,
+    FitEntry,
+    MemoryEntry,
+    NoteEntry,
+    PhasesEntry,
+)
 from lucid_profiler.journal import LOADED_SUFFIX
 from lucid_profiler.records import (
     AgentHealth,
@@ -41,12 +51,15 @@ class Observation:
     phases: tuple[Phase, ...]
     states: tuple[State, ...]
     samples: tuple[Samples, ...]
+    allocator: tuple[AllocatorEntry, ...]
     identity: dict[str, Any]
     volatile: dict[str, Any]
     notes: tuple[str, ...]
 
 
-def observe(run_dir: Path, *, run: int, process: Wall, max_rss_bytes: int | None) -> Observation:
+def observe(
+    run_dir: Path, *, run: int, process: Wall, max_rss_bytes: int | None, with_agent: bool = True
+) -> Observation:
     """Read the directory of one run.
 
     Args:
@@ -54,8 +67,10 @@ def observe(run_dir: Path, *, run: int, process: Wall, max_rss_bytes: int | None
         run: number of the run, for the records.
         process: the interval from the start of the process to its exit.
         max_rss_bytes: the kernel's peak for the process, used where no agent has read it; None if it says nothing.
+        with_agent: whether there was to be an agent.
     """
     loaded = any(run_dir.glob(f"agent-*{LOADED_SUFFIX}"))
+    no_agent = "no_agent" if with_agent else "agent_off"
     traces = sorted(read_traces(run_dir), key=start_order)
     first = traces[0] if traces else ProcessTrace()
     wall = _wall(first, process)
@@ -65,11 +80,11 @@ def observe(run_dir: Path, *, run: int, process: Wall, max_rss_bytes: int | None
     phases, env = first.last(PhasesEntry), first.last(EnvEntry) or EnvEntry()
     return Observation(
         wall=wall,
-        metrics=_metrics(traces, wall, loaded=loaded, max_rss_bytes=max_rss_bytes),
+        metrics=_metrics(traces, wall, no_agent=None if loaded else no_agent, max_rss_bytes=max_rss_bytes),
         capture=capture,
         agent=AgentHealth(
             loaded=loaded,
-            reason=None if loaded else (start_faults[0] if start_faults else "no_agent"),
+            reason=None if loaded else (start_faults[0] if start_faults else no_agent),
             num_processes=len(traces),
             num_steps=sum(trace.steps.num_written for trace in traces),
             num_dropped=sum(trace.steps.num_overwritten + trace.steps.num_torn for trace in traces),
@@ -77,10 +92,11 @@ def observe(run_dir: Path, *, run: int, process: Wall, max_rss_bytes: int | None
         ),
         phases=phases.phases if phases else (),
         states=tuple(_states(traces, run)),
-        samples=_samples(first.steps.records, run),
+        samples=(*_samples(first.steps.records, run), *device_samples(first, run)),
+        allocator=tuple(first.all(AllocatorEntry)),
         identity=dict(env.identity),
         volatile=dict(env.volatile),
-        notes=tuple(_notes(traces, faults)),
+        notes=(*device_notes(traces), *_notes(traces, faults)),
     )
 
 
@@ -100,20 +116,22 @@ def _wall(first: ProcessTrace, process: Wall) -> Wall:
 
 
 def _metrics(
-    traces: Sequence[ProcessTrace], wall: Wall, *, loaded: bool, max_rss_bytes: int | None
+    traces: Sequence[ProcessTrace], wall: Wall, *, no_agent: str | None, max_rss_bytes: int | None
 ) -> dict[str, Metric]:
     first = traces[0] if traces else ProcessTrace()
     steps = _main_steps(first.steps.records)
+    main = steps[0].optimizer if steps else None
     step_times_ns = [after.begin_ns - before.begin_ns for before, after in pairwise(steps)]
     memory = first.last(MemoryEntry)
-    unknown = "no_agent" if not loaded else "not_finished" if first.steps.records else "no_steps"
+    unknown = no_agent or ("not_finished" if first.steps.records else "no_steps")
     too_few = unknown if not steps else "too_few_steps"
     no_cuda = "no_cuda" if memory else unknown
     return {
         "wall": Metric(value=(wall.end_ns - wall.begin_ns) / 1e9, unit="s"),
         "step_time_median": _seconds(step_times_ns, too_few),
         "optimizer_time_median": _seconds([step.end_ns - step.begin_ns for step in steps], unknown),
-        "peak_rss": _bytes(_peak_rss(traces, max_rss_bytes), "below_resolution"),
+        **device_metrics(first, optimizer=main, reason=no_cuda),
+        "peak_rss": _bytes(_peak_rss(traces, max_rss_bytes), "hidden_by_own_memory"),
         "peak_allocated": _bytes(memory.peak_allocated_bytes if memory else None, no_cuda),
         "peak_reserved": _bytes(memory.peak_reserved_bytes if memory else None, no_cuda),
     }

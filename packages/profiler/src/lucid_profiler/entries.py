@@ -1,18 +1,22 @@
 """What the lines of an agent's journal say, as types: what a record could not hold is refused while collecting."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lucid_profiler.digest import TensorDigest
 from lucid_profiler.records import Phase
 
 __all__ = [
     "ENTRY_TYPES",
+    "AllocatorEntry",
     "CaptureEntry",
+    "DeviceEntry",
+    "DeviceTimesEntry",
     "EndEntry",
     "EnvEntry",
     "FitEntry",
     "MemoryEntry",
+    "NonfiniteEntry",
     "NoteEntry",
     "PhasesEntry",
     "StateEntry",
@@ -34,6 +38,70 @@ class MemoryEntry:
     peak_rss_bytes: int | None = None
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorEntry:
+    """What torch's allocator said of one device; None is what this torch does not say, or what was not asked for.
+
+    Attributes:
+        mono_ns: when, on the clock of `time.monotonic_ns`.
+        step: steps of all optimizers until then.
+        device: index of the CUDA device, as the process numbers them.
+        private_pools_bytes: reserved for the pools of CUDA graphs, and for pools that the program made.
+        private_pools_allocated_bytes: what is allocated in them.
+    """
+
+    mono_ns: int
+    step: int
+    device: int
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    num_alloc_retries: int | None = None
+    num_ooms: int | None = None
+    private_pools_bytes: int | None = None
+    private_pools_allocated_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceEntry:
+    """A CUDA device that an optimizer kept busy.
+
+    Attributes:
+        device: its index, as the process numbers devices.
+        uuid: as CUDA gives it, without "GPU-" or "MIG-" before it.
+        total_bytes: its memory.
+    """
+
+    device: int
+    uuid: str | None = None
+    name: str | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTimesEntry:
+    """How many steps the device's clock covers: of all, those with a result, inside captures, and too far behind."""
+
+    num_steps: int
+    num_results: int
+    num_captured: int
+    num_behind: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteEntry:
+    """What a check for NaN and infinities found; the fields are those of a `nonfinite.Finding`."""
+
+    what: Literal["loss", "parameters"]
+    optimizer: int | None = None
+    name: str | None = None
+    step: int | None = None
+    num_checked: int = 0
+    num_skipped: int = 0
+    num_unjudged: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +160,10 @@ class EndEntry:
 ENTRY_TYPES: dict[str, type] = {
     "fit": FitEntry,
     "memory": MemoryEntry,
+    "allocator": AllocatorEntry,
+    "device": DeviceEntry,
+    "device_times": DeviceTimesEntry,
+    "nonfinite": NonfiniteEntry,
     "phases": PhasesEntry,
     "state": StateEntry,
     "capture": CaptureEntry,

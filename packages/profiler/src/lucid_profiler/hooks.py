@@ -2,11 +2,13 @@
 
 torch is never imported from here. A finder waits until the program does it, and then registers torch's own global
 hooks; they hold modules weakly, and the optimizers that stepped last strongly, so that both can be read at the end.
+What is measured around a step is somebody else's: a fault there ends that measurement, not the program.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -14,18 +16,33 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
+from lucid_profiler.device_times import DeviceTimes
 from lucid_profiler.journal import Guard
 from lucid_profiler.ring import RingWriter
 
 MAX_OPTIMIZERS = 8
 
-__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "TrackedOptimizer", "watch_torch"]
+__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "TrackedOptimizer", "Watcher", "watch_torch"]
 
 
 class TrackedOptimizer:
-    """One optimizer that stepped. `names` maps the identity of a parameter to its qualified name."""
+    """One optimizer that stepped.
 
-    __slots__ = ("begin_ns", "has_closure", "index", "names", "num_groups", "num_steps", "optimizer", "pending")
+    `names` maps the identity of a parameter to its qualified name; `device` is the index of the CUDA device that its
+    steps keep busy, None while there is none.
+    """
+
+    __slots__ = (
+        "begin_ns",
+        "device",
+        "has_closure",
+        "index",
+        "names",
+        "num_groups",
+        "num_steps",
+        "optimizer",
+        "pending",
+    )
 
     def __init__(self, optimizer: Any, *, index: int, has_closure: bool) -> None:
         self.optimizer = optimizer
@@ -35,6 +52,7 @@ class TrackedOptimizer:
         self.num_groups = 0
         self.num_steps = 0
         self.begin_ns = 0
+        self.device: int | None = None
         self.pending = False
 
     def describe(self) -> dict[str, Any]:
@@ -43,20 +61,31 @@ class TrackedOptimizer:
         return {"index": self.index, "name": kind.__qualname__, "module": kind.__module__, "num_steps": self.num_steps}
 
 
+Watcher = Callable[[TrackedOptimizer, int], None]
+"""Takes an optimizer, and the time at which the last step has ended."""
+
+
 class TorchHooks:
     """The hooks of one process and what they have seen.
 
     Args:
         ring_path: file for step records; made at the first step.
         guard: counts the agent's faults.
+        times: measures the device's side of each step; None for no such measurement.
     """
 
-    def __init__(self, ring_path: Path, *, guard: Guard) -> None:
+    def __init__(self, ring_path: Path, *, guard: Guard, times: DeviceTimes | None = None) -> None:
         self.num_steps = 0
         self.last_end_ns = 0
         self._guard = guard
         self._ring_path = ring_path
         self._ring: RingWriter | None = None
+        self._times = times
+        self._is_timed = times is not None
+        self._watchers: list[Watcher] = []
+        self._device_watchers: list[Watcher] = []
+        self._begin_watchers: list[Watcher] = []
+        self._is_cuda_in_use: Callable[[], bool] = bool
         self._active = True
         self._num_adopted = 0
         self._tracked: dict[int, TrackedOptimizer] = {}
@@ -66,6 +95,7 @@ class TorchHooks:
     def install(self) -> None:
         """Register the global hooks of the torch that has just been imported."""
         with self._guard:
+            self._is_cuda_in_use = sys.modules["torch"].cuda.is_initialized
             optimizer = sys.modules["torch.optim.optimizer"]
             module = sys.modules["torch.nn.modules.module"]
             self._handles += [
@@ -75,15 +105,33 @@ class TorchHooks:
                 module.register_module_module_registration_hook(self._on_registration),
             ]
 
-    def deactivate(self) -> None:
-        """Take the hooks away and let go of everything; for the end of the process, and for forked children."""
+    def watch(self, watcher: Watcher, *, needs_device: bool = False) -> None:
+        """Call `watcher` after each step, after its end was taken; it is called no more once it has raised.
+
+        With `needs_device` only after steps of optimizers that keep a CUDA device busy.
+        """
+        (self._device_watchers if needs_device else self._watchers).append(watcher)
+
+    def watch_begin(self, watcher: Watcher) -> None:
+        """Call `watcher` before each step, with the time at which the step before ended, 0 before the first."""
+        self._begin_watchers.append(watcher)
+
+    def abandon(self) -> None:
+        """Take the hooks away and leave the rest as it is; in a forked child nothing of CUDA may be freed."""
         self._active = False
         with self._guard:
             for handle in self._handles:
                 handle.remove()
         self._handles.clear()
+
+    def deactivate(self) -> None:
+        """Take the hooks away and let go of everything, for the end of the process."""
+        self.abandon()
         self._tracked.clear()
-        self._ring = None
+        self._watchers.clear()
+        self._device_watchers.clear()
+        self._begin_watchers.clear()
+        self._times = self._ring = None
 
     def optimizers(self) -> list[TrackedOptimizer]:
         """Return the optimizers that stepped, in the order of their first step; the last eight of them."""
@@ -101,6 +149,19 @@ class TorchHooks:
                     names[id(parameter)] = next((one for one in candidates if one not in taken), place)
                     taken.add(names[id(parameter)])
         return names
+
+    def devices(self) -> list[int]:
+        """Return the CUDA devices that the optimizers of `optimizers()` keep busy."""
+        return sorted({tracked.device for tracked in self.optimizers() if tracked.device is not None})
+
+    def settle(self) -> DeviceTimes | None:
+        """Take the device's side of the steps that it has finished; return the measurement, None if it saw no step."""
+        if self._times is None or not self._times.devices():
+            return None
+        if self._is_timed:
+            with self._guard:
+                self._times.settle()
+        return self._times
 
     def notes(self) -> list[str]:
         """Say what a reader of the report has to know about the steps."""
@@ -127,6 +188,12 @@ class TorchHooks:
             if tracked is None:
                 return
         tracked.pending = True
+        if tracked.device is None and self._is_cuda_in_use():
+            self._find_device(tracked)
+        if tracked.device is not None:
+            self._time(tracked, tracked.device, is_end=False)
+        if self._begin_watchers:
+            self._tell(self._begin_watchers, tracked, self.last_end_ns)
         tracked.begin_ns = time.monotonic_ns()
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -141,6 +208,39 @@ class TorchHooks:
         self.last_end_ns = end_ns
         if self._ring is not None:
             self._ring.write(tracked.begin_ns, end_ns, tracked.index, step=step)
+        if tracked.device is not None:
+            self._time(tracked, tracked.device, is_end=True)
+            self._tell(self._device_watchers, tracked, end_ns)
+        if self._watchers:
+            self._tell(self._watchers, tracked, end_ns)
+
+    def _tell(self, watchers: list[Watcher], tracked: TrackedOptimizer, end_ns: int) -> None:
+        for watcher in tuple(watchers):
+            with self._guard:
+                watcher(tracked, end_ns)
+                continue
+            watchers.remove(watcher)
+
+    def _time(self, tracked: TrackedOptimizer, device: int, *, is_end: bool) -> None:
+        """Let the device note one end of the step, on the stream that is current there."""
+        times = self._times
+        if times is None or not self._is_timed:
+            return
+        with self._guard:
+            cuda = sys.modules["torch"].cuda
+            with nullcontext() if cuda.current_device() == device else cuda.device(device):
+                if is_end:
+                    times.end(tracked.index, device=device, step=tracked.num_steps, begin_ns=tracked.begin_ns)
+                else:
+                    times.begin(tracked.index, device=device)
+            return
+        self._is_timed = False
+
+    def _find_device(self, tracked: TrackedOptimizer) -> None:
+        """Find the device that an optimizer keeps busy; what has none is asked about ever more rarely."""
+        if tracked.num_steps & (tracked.num_steps - 1) == 0:
+            with self._guard:
+                tracked.device = _device_in_use(tracked.optimizer)
 
     def _adopt(self, optimizer: Any, tracked: TrackedOptimizer | None, *, has_closure: bool) -> TrackedOptimizer | None:
         """Begin to follow an optimizer, or name the parameters of one that has new groups."""
@@ -159,6 +259,20 @@ class TorchHooks:
         wanted = {id(parameter) for parameter, _, _ in _parameters(tracked)}
         tracked.names.update(_qualified_names(list(self._modules.values()), wanted))
         return tracked
+
+
+def _device_in_use(optimizer: Any) -> int | None:
+    """Return the device of the first CUDA parameter; without one, the current device if the program has memory there.
+
+    Nothing here makes a context on a device: one with a tensor or with memory has it.
+    """
+    cuda = sys.modules["torch"].cuda
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.device.type == "cuda":
+                return int(parameter.device.index)
+    current = int(cuda.current_device())
+    return current if cuda.memory_reserved(current) > 0 else None
 
 
 def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

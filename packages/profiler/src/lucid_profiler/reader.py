@@ -23,6 +23,7 @@ from lucid_profiler.records import (
     End,
     Env,
     Header,
+    Kernels,
     Pair,
     Record,
     Run,
@@ -51,6 +52,7 @@ class Report:
     runs: tuple[Run, ...] = ()
     states: tuple[State, ...] = ()
     samples: tuple[Samples, ...] = ()
+    kernels: tuple[Kernels, ...] = ()
     pairs: tuple[Pair, ...] = ()
     summary: Summary | None = None
     end: End | None = None
@@ -200,6 +202,7 @@ class _Reading:
             runs=self._all(Run),
             states=self._all(State),
             samples=self._all(Samples),
+            kernels=self._all(Kernels),
             pairs=self._all(Pair),
             summary=self._one(Summary),
             end=end,

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from lucid_profiler import jsonio
 from lucid_profiler.digest import TensorDigest
+from lucid_profiler.kernels import KernelTable
+from lucid_profiler.monitored import MonitorReport
 
 __all__ = [
     "METHOD",
@@ -24,6 +26,7 @@ __all__ = [
     "End",
     "Env",
     "Header",
+    "Kernels",
     "Metric",
     "Pair",
     "PairParity",
@@ -241,6 +244,8 @@ class Run:
     output_tail: str = ""
     """The end of what it printed, at most 4 KiB, invalid UTF-8 replaced."""
     notes: tuple[str, ...] = ()
+    monitor: MonitorReport | None = field(default=None, metadata=_OPTIONAL)
+    """How the sampling beside it went; None in files that were written before there was any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,9 +286,23 @@ class Samples:
 
     run: int
     series: str
-    """`steps`: one row an optimizer step."""
+    """`steps`: one row an optimizer step; `device_steps`: the same on the device; `allocator`: one row a reading of
+    torch's allocator; `host`, `gpu:<uuid>`: one row a sample of the monitor, `:slow` what it reads more rarely."""
     columns: dict[str, tuple[int | float | None, ...]]
     """Equally long; a value that could not be read is None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What a traced process of one arm showed; it is no run, and none of its times is compared with others."""
+
+    kind: ClassVar[str] = "kernels"
+
+    arm: str
+    status: RunStatus
+    table: KernelTable | None
+    reason: str | None = None
+    """Why there is no table: `no_agent`, `no_optimizer`, …"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,8 +353,8 @@ class End:
     """Lines before this one."""
 
 
-Record = Header | Env | Run | State | Samples | Pair | Summary | End
+Record = Header | Env | Run | State | Samples | Kernels | Pair | Summary | End
 
 RECORD_TYPES: dict[str, type[Record]] = {
-    record_type.kind: record_type for record_type in (Header, Env, Run, State, Samples, Pair, Summary, End)
+    record_type.kind: record_type for record_type in (Header, Env, Run, State, Samples, Kernels, Pair, Summary, End)
 }

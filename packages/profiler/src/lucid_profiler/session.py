@@ -1,17 +1,21 @@
 """The agent's session: everything that is recorded about one process, from its start to the handlers at its exit."""
 
+import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import NoneType, TracebackType
 from typing import Any
 
 from lucid_profiler import snapshot
-from lucid_profiler.hooks import TorchHooks
+from lucid_profiler.allocator import AllocatorReadings, interval_ns
+from lucid_profiler.hooks import TorchHooks, TrackedOptimizer
 from lucid_profiler.journal import Guard, Journal
+from lucid_profiler.monitor_mark import FIT_MARKS, mark_monitor
+from lucid_profiler.nonfinite import LossCheck, ParameterCheck
 
 AUTOMATIC_PARTS = ("parameters", "optimizer_state")
 MAX_MARKS = 10_000  # a mark in every step of a long run would fill memory and report
@@ -43,13 +47,18 @@ class ProcessSession:
         run_dir: private directory of the run.
         hooks: what watches torch in this process.
         guard: counts the agent's faults.
+        environ: settings: LUCID_ALLOCATOR_INTERVAL_S in seconds, 0 for off; LUCID_PRIVATE_POOLS and LUCID_NONFINITE,
+            1 for on.
     """
 
-    def __init__(self, run_dir: Path, *, hooks: TorchHooks, guard: Guard) -> None:
+    def __init__(
+        self, run_dir: Path, *, hooks: TorchHooks, guard: Guard, environ: Mapping[str, str] = os.environ
+    ) -> None:
         self.active = True
         self._guard = guard
         self._hooks = hooks
         self._pid = os.getpid()
+        self._run_dir = run_dir
         self._journal = Journal(run_dir / f"agent-{self._pid}.jsonl")
         self._error_path = run_dir / f"agent-{self._pid}.error"
         self._begin_ns = time.monotonic_ns()
@@ -62,6 +71,17 @@ class ProcessSession:
         self._states: dict[str, int] = {}
         self._last_state_ns = 0
         self._noted: set[str] = set()
+        self._interval_problem: str | None = None
+        self._losses = LossCheck()
+        self._parameters = ParameterCheck() if environ.get("LUCID_NONFINITE") == "1" else None
+        self._allocator = AllocatorReadings(
+            self._write,
+            interval_ns=self._allocator_interval_ns(environ),
+            with_private_pools=environ.get("LUCID_PRIVATE_POOLS") == "1",
+        )
+        hooks.watch(self._read_allocator, needs_device=True)
+        if self._parameters is not None:
+            hooks.watch(self._check_parameters)
 
     @property
     def _is_timing(self) -> bool:
@@ -81,6 +101,7 @@ class ProcessSession:
         if self._fit_begin_ns is not None:
             self._num_nested += self._fit_end_ns is None
             return False
+        self._mark_monitor(FIT_MARKS[0])
         with self._guard:
             snapshot.synchronize()
         self._fit_begin_ns = time.monotonic_ns()
@@ -92,7 +113,24 @@ class ProcessSession:
             with self._guard:
                 snapshot.synchronize()
             self._fit_end_ns = time.monotonic_ns()
+            self._mark_monitor(FIT_MARKS[1])
             self._write("fit", begin_ns=self._fit_begin_ns, end_ns=self._fit_end_ns)
+            self._hooks.settle()
+            with self._guard:
+                self._allocator.read_now(step=self._hooks.num_steps)
+
+    def _mark_monitor(self, name: str) -> None:
+        with self._guard:
+            mark_monitor(self._run_dir, name)
+
+    def loss(self, value: Any) -> None:
+        """Judge a loss, or note why it was not."""
+        self._used = True
+        with self._guard:
+            try:
+                self._losses.add(value)
+            except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+                self._note(f"loss({_shown(value)}) was not judged: {error}"[:500])
 
     def mark(self, name: Any) -> None:
         """Begin the phase `name`, or note why there is none."""
@@ -124,7 +162,7 @@ class ProcessSession:
     def deactivate(self) -> None:
         """Record nothing more; for forked children, whose parent goes on recording."""
         self.active = False
-        self._hooks.deactivate()
+        self._hooks.abandon()
 
     def finish(self) -> None:
         """Take what is only known at the end: peaks first, then digests, counters and the environment."""
@@ -144,6 +182,7 @@ class ProcessSession:
 
     def _finish(self, exit_ns: int) -> None:
         self._write("memory", **snapshot.memory(self._guard))
+        self._finish_measurements()
         if self._marks:
             ends_ns = [begin_ns for _, begin_ns in self._marks[1:]] + [exit_ns]
             phases = [
@@ -160,6 +199,9 @@ class ProcessSession:
             self._digest("parameters", lambda: snapshot.parameters(optimizers, names))
             self._digest("optimizer_state", lambda: snapshot.optimizer_state(optimizers, names))
             self._write("capture", capture=snapshot.capture(optimizers, self._guard))
+            self._write_findings(names)
+        else:
+            self._write_findings({})
         self._note_fits()
         self._note_repeats()
         self._write("env", **snapshot.environment(self._guard))
@@ -173,6 +215,47 @@ class ProcessSession:
             num_errors=self._guard.num_errors,
             errors=self._guard.errors,
         )
+
+    def _finish_measurements(self) -> None:
+        """Wait for the devices once, and take what was still under way."""
+        with self._guard:
+            snapshot.synchronize(self._hooks.devices())
+        for device in self._hooks.devices():
+            with self._guard:
+                self._write("device", **snapshot.device(device))
+        times = self._hooks.settle()
+        if times is not None:
+            self._write(
+                "device_times",
+                num_steps=times.num_steps,
+                num_results=times.num_results,
+                num_captured=times.num_captured,
+                num_behind=times.num_behind,
+            )
+        with self._guard:
+            self._allocator.read_now(step=self._hooks.num_steps)
+        if self._interval_problem is not None:
+            self._note(self._interval_problem)
+
+    def _write_findings(self, names: Mapping[int, str]) -> None:
+        for take in (self._losses.findings, lambda: self._parameters.findings(names) if self._parameters else []):
+            with self._guard:
+                for finding in take():
+                    self._write("nonfinite", **dataclasses.asdict(finding))
+
+    def _allocator_interval_ns(self, environ: Mapping[str, str]) -> int:
+        try:
+            return interval_ns(environ.get("LUCID_ALLOCATOR_INTERVAL_S"))
+        except ValueError as error:
+            self._interval_problem = f"{error}: readings were taken at the default interval"
+            return interval_ns(None)
+
+    def _read_allocator(self, tracked: TrackedOptimizer, now_ns: int) -> None:
+        self._allocator.after_step(tracked.device, step=self._hooks.num_steps, now_ns=now_ns)
+
+    def _check_parameters(self, tracked: TrackedOptimizer, _now_ns: int) -> None:
+        if self._parameters is not None:
+            self._parameters.after_step(tracked.optimizer, index=tracked.index, step=tracked.num_steps)
 
     def _note_fits(self) -> None:
         if self._is_timing:

@@ -36,7 +36,9 @@ _ENVIRONMENT_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", 
 __all__ = [
     "as_state",
     "capture",
+    "device",
     "environment",
+    "first_replay_step",
     "memory",
     "optimizer_state",
     "parameters",
@@ -56,11 +58,24 @@ def _cuda_in_use(torch: Any) -> bool:
     return torch is not None and hasattr(torch, "cuda") and bool(torch.cuda.is_initialized())
 
 
-def synchronize() -> None:
-    """Wait for the current CUDA device, if the program has begun to use CUDA."""
+def synchronize(devices: Sequence[int] | None = None) -> None:
+    """Wait for CUDA devices, for the current one where none are named, if the program has begun to use CUDA."""
     torch = loaded_torch()
     if _cuda_in_use(torch):
-        torch.cuda.synchronize()
+        for device in (None,) if devices is None else devices:
+            torch.cuda.synchronize(device)
+
+
+def device(index: int) -> dict[str, Any]:
+    """Return what names a CUDA device that the program uses."""
+    properties = sys.modules["torch"].cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    return {
+        "device": index,
+        "uuid": None if uuid is None else str(uuid),
+        "name": str(properties.name),
+        "total_bytes": int(properties.total_memory),
+    }
 
 
 def rank() -> int | None:
@@ -174,13 +189,33 @@ def capture(optimizers: Sequence[TrackedOptimizer], guard: Guard) -> list[dict[s
     for tracked in optimizers:
         if hasattr(tracked.optimizer, "capture_report"):
             with guard:
-                reports.append(
-                    {
-                        "optimizer": type(tracked.optimizer).__name__,
-                        **tracked.optimizer.capture_report().as_dict(),
-                    }
-                )
+                report = tracked.optimizer.capture_report().as_dict()
+                own = {"optimizer": type(tracked.optimizer).__name__, **report, "index": tracked.index}
+                # Present although nothing can be told: what an optimizer calls its groups is its own.
+                own |= {"num_replays": None, "first_replay_step": None}
+                reports.append(own)
+                groups = report["groups"]
+                own["num_replays"] = max((group["replays"] for group in groups), default=0)
+                own["first_replay_step"] = first_replay_step(groups, tracked.num_steps)
     return reports or None
+
+
+def first_replay_step(groups: Sequence[Mapping[str, Any]], num_steps: int) -> int | None:
+    """Return the step, from 1, in which a replay first took place, where the counts of a capture report tell it.
+
+    They do for a group that was recorded once, took part in all `num_steps` steps, and ran natively only before that
+    recording. None where no group was replayed, or where one that was does not tell.
+    """
+    first: int | None = None
+    for group in groups:
+        if not group["replays"]:
+            continue
+        num_before = group["reasons"].get("warming_up", 0)
+        is_told = group["recordings"] == 1 and set(group["reasons"]) <= {"warming_up"}
+        if not is_told or num_before + group["replays"] != num_steps:
+            return None
+        first = num_before + 1 if first is None else min(first, num_before + 1)
+    return first
 
 
 def environment(guard: Guard) -> dict[str, dict[str, Any]]:

@@ -1,19 +1,21 @@
 """Reads what each process of a run left, line by line; a line that does not fit is dropped, counted and noted."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lucid_profiler import jsonio
 from lucid_profiler.codec import from_plain
+from lucid_profiler.device_times import DeviceTrace, read_device_times
 from lucid_profiler.entries import ENTRY_TYPES, EndEntry, StateEntry
 from lucid_profiler.ring import StepTrace, read_ring
 
 _MAX_STATE_BYTES = 16 * 2**20
 """Of a state's journal line. With more, single tensors are not named: a line of a report has a limit of its own."""
 _NO_STEPS = StepTrace(records=(), num_written=0, num_overwritten=0, num_torn=0, first_begin_ns=None)
+_NO_DEVICE_TIMES = DeviceTrace()
 
 E = TypeVar("E")
 
@@ -22,10 +24,11 @@ __all__ = ["ProcessTrace", "canonical_order", "have_ranks", "read_traces", "star
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessTrace:
-    """What one process left: its journal entries by type, in order, and its steps."""
+    """What one process left: its journal entries by type, in order, its steps, and the device's times of them."""
 
     entries: Mapping[type, Sequence[Any]] = field(default_factory=dict)
     steps: StepTrace = _NO_STEPS
+    device_times: DeviceTrace = _NO_DEVICE_TIMES
     faults: tuple[str, ...] = ()
     """What could not be read, each counted as an error of the agent."""
 
@@ -96,14 +99,21 @@ def _read_trace(run_dir: Path, pid: str) -> ProcessTrace:
             faults.append(entry)
         else:
             entries.setdefault(type(entry), []).append(entry)
-    steps = _NO_STEPS
-    ring = run_dir / f"steps-{pid}.ring"
-    if ring.exists():
+    steps = _read_file(run_dir / f"steps-{pid}.ring", read_ring, faults)
+    device_times = _read_file(run_dir / f"device-{pid}.ring", read_device_times, faults)
+    return ProcessTrace(
+        entries=entries, steps=steps or _NO_STEPS, device_times=device_times or _NO_DEVICE_TIMES, faults=tuple(faults)
+    )
+
+
+def _read_file(path: Path, read: Callable[[Path], E], faults: list[str]) -> E | None:
+    """Return what a file holds, None if there is none or it cannot be read; the fault is added."""
+    if path.exists():
         try:
-            steps = read_ring(ring)
+            return read(path)
         except (OSError, ValueError) as error:
             faults.append(str(error))
-    return ProcessTrace(entries=entries, steps=steps, faults=tuple(faults))
+    return None
 
 
 def _entry(line: bytes) -> Any:

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import uuid
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import IO, Any
 
 import click
@@ -14,6 +15,7 @@ from lucid_cli import __version__, experiment
 from lucid_cli.arguments import Seconds
 from lucid_cli.built_in import built_in_command
 from lucid_cli.command import resolve_program
+from lucid_cli.empty_context import measure_empty_context
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.orchestrate import Plan, Status, run_experiment, utc_now
 from lucid_cli.output import say, write_result
@@ -21,8 +23,10 @@ from lucid_cli.progress import Progress
 from lucid_cli.recorder import Recorder, make_env
 from lucid_cli.report_file import ReportFile
 from lucid_cli.reporters.table import render_report
+from lucid_cli.sampling import Sampling
 from lucid_profiler.compare import Analysis, analyze
 from lucid_profiler.host import host_identity, host_volatile
+from lucid_profiler.kernel_trace import NUM_STEPS
 from lucid_profiler.nvml import NvmlReading, read_nvml
 from lucid_profiler.records import Env, Header, Tool
 
@@ -59,6 +63,21 @@ __all__ = ["command"]
 @click.option("--keep-going", is_flag=True, help="Run the remaining pairs although a run has failed.")
 @click.option("--timeout", type=Seconds(), metavar="SECONDS", help="Time limit of a single run.")
 @click.option("--stdin", "pass_stdin", is_flag=True, help="Give each run what standard input holds; else it is empty.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0, max=60),
+    default=0.1,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two samples of GPU and host; 0 samples nothing.",
+)
+@click.option(
+    "--kernels",
+    is_flag=True,
+    help="Run one more process of each arm, traced and never timed, and count its kernels and launches.",
+)
+@click.option("--no-nvml", is_flag=True, help="Leave the NVIDIA driver alone: sample the host only.")
+@click.option("--no-agent", is_flag=True, help="Leave the process alone: no steps, no digests, no parity.")
 @click.option("-v", "--verbose", is_flag=True, help="Copy the command's output to standard error.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[[--] COMMAND [ARGS]...]")
 def command(words: tuple[str, ...], **options: Any) -> int:
@@ -69,6 +88,8 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     digits (python -m lucid_cli.workloads.detection --help). The result goes to standard output, progress to standard
     error.
     """
+    if options["kernels"] and options["no_agent"]:
+        raise click.UsageError("--kernels needs the agent, which traces the process; leave --no-agent out")
     nvml = read_nvml()
     pairs = options["pairs"] or experiment.default_pairs(is_built_in=not words, has_gpu=bool(nvml.gpus))
     plan = Plan(
@@ -79,11 +100,17 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         keep_going=options["keep_going"],
         stdin=_read_stdin() if options["pass_stdin"] else None,
         copy_output=options["verbose"],
+        sampling=Sampling(
+            interval_s=options["interval"], with_nvml=not options["no_nvml"], with_agent=not options["no_agent"]
+        ),
+        num_kernel_steps=NUM_STEPS if options["kernels"] else 0,
     )
     program = resolve_program(plan.command, os.environ)
     header = _header(plan, pairs=pairs, discarded=options["discard_pairs"])
     file = ReportFile(options["output"] or _default_name(header), overwrite=options["overwrite"])
     host = _host_env(program, nvml)
+    if nvml.gpus and plan.sampling.reads_memory:
+        plan = replace(plan, context=measure_empty_context(program, os.environ))
     with Interrupts() as interrupts, ExitStack() as stack:
 
         def begin() -> Recorder:

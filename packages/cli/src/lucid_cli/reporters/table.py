@@ -4,7 +4,9 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable
 
+from lucid_cli.reporters.kernels import render_kernels
 from lucid_cli.reporters.layout import columns, labelled
+from lucid_cli.reporters.monitoring import render_memory, render_monitoring
 from lucid_cli.reporters.phases import render_phases
 from lucid_cli.reporters.sentences import verdict_sentence
 from lucid_cli.reporters.words import (
@@ -45,8 +47,11 @@ def render_report(report: Report, analysis: Analysis) -> str:
             *_steps(report),
             *_parity(report, analysis),
             *_captures(report, analysis),
+            *render_monitoring(report),
             *_exceptions(report, analysis),
         ],
+        render_memory(report),
+        render_kernels(report),
         labelled("verdict", verdict_sentence(analysis)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"

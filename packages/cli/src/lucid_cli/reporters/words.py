@@ -2,6 +2,7 @@
 
 import math
 
+from lucid_profiler.monitor.readings import REASONS as MONITOR_REASONS
 from lucid_profiler.records import Run
 
 _MAX_COMMAND_CHARS = 300
@@ -26,9 +27,17 @@ METRIC_NAMES = {
     "wall": "wall",
     "step_time_median": "step",
     "optimizer_time_median": "optimizer step",
+    "step_device_median": "step, device",
+    "optimizer_device_median": "optimizer, device",
     "peak_rss": "peak resident",
     "peak_allocated": "peak allocated",
     "peak_reserved": "peak reserved",
+    "cpu_time": "CPU time",
+    "gpu_energy": "GPU energy",
+    "gpu_power": "GPU power",
+    "gpu_utilization": "GPU utilisation",
+    "gpu_clock_sm": "SM clock",
+    "gpu_process_memory": "GPU memory",
 }
 _REASONS = {
     "no_agent": "no agent was loaded: not a Python program, Python with -S, -I or -E, or the command replaced "
@@ -37,7 +46,7 @@ _REASONS = {
     "no_steps": "no optimizer step was seen",
     "too_few_steps": "fewer than two optimizer steps were seen",
     "not_finished": "the process ended without its exit handlers",
-    "below_resolution": "not above lucid's own memory",
+    "hidden_by_own_memory": "not above lucid's own memory",
     "not_requested": "capture is off",
     "overridden": "a class of the command overrides the step or its rule",
     "warming_up": "steps before a recording",
@@ -66,6 +75,12 @@ _REASONS = {
     "held_back": "another group could not be replayed",
     "no_capture_report": "no optimizer of the command reports captures",
     "not_recorded": "not recorded",
+    "no_table": "the process left no table: no optimizer stepped",
+    "not_marked": "the interval's ends were not marked",
+    "monitor_off": "sampling was switched off",
+    "no_monitor": "the monitor could not be started",
+    "no_monitor_log": "the monitor left no readable log",
+    "agent_off": "the agent was switched off",
     "non_finite": "not finite",
 }
 # Divisor and name, from large to small; a row takes the first that its base median reaches.
@@ -132,7 +147,8 @@ def interval(low: float | None, high: float | None) -> str:
 
 def reason_words(reason: str) -> str:
     """Return a reason code in words."""
-    return _REASONS.get(reason, reason.replace("_", " ") if reason.islower() else reason)
+    words = _REASONS.get(reason) or MONITOR_REASONS.get(reason)
+    return words or (reason.replace("_", " ") if reason.islower() else reason)
 
 
 def value_words(value: str) -> str:

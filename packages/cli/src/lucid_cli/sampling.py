@@ -1,0 +1,92 @@
+"""The monitor beside one run: started once the command runs, stopped after it, and read into the report."""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from lucid_profiler.collect import Observation
+from lucid_profiler.collect_monitor import Monitored, observe_monitor, unmonitored
+from lucid_profiler.context import Measured
+from lucid_profiler.monitor.address import MAX_SOCKET_PATH_BYTES, socket_path
+from lucid_profiler.monitor.process import Monitor, launch
+
+__all__ = ["Beside", "Sampling"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What is recorded beside the commands.
+
+    Attributes:
+        interval_s: time between two samples; 0 for none.
+        with_nvml: whether the driver is asked.
+        with_agent: whether there is an agent inside the process.
+    """
+
+    interval_s: float = 0.1
+    with_nvml: bool = True
+    with_agent: bool = True
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether all sides of a device's memory are read, so that they can be set against each other."""
+        return bool(self.interval_s) and self.with_nvml and self.with_agent
+
+
+class Beside:
+    """Samples one run; however the block is left, the monitor is ended.
+
+    The monitor listens in the run's directory, where the agent finds it.
+
+    Args:
+        sampling: whether and how often.
+        run_dir: private directory of the run.
+    """
+
+    def __init__(self, sampling: Sampling, run_dir: Path) -> None:
+        self._sampling = sampling
+        self._run_dir = run_dir
+        self._monitor: Monitor | None = None
+
+    def start(self, pid: int) -> Collection[int]:
+        """Begin to follow a process; return the numbers of lucid's own children that this has made."""
+        if self._sampling.interval_s:
+            can_listen = len(os.fsencode(socket_path(self._run_dir))) <= MAX_SOCKET_PATH_BYTES
+            self._monitor = launch(
+                target_pid=pid,
+                output=self._log,
+                interval_s=self._sampling.interval_s,
+                with_nvml=self._sampling.with_nvml,
+                directory=self._run_dir if can_listen else None,
+            )
+        return () if self._monitor is None or self._monitor.pid is None else (self._monitor.pid,)
+
+    def observe(self, seen: Observation, *, run: int, context: Measured | None) -> Monitored:
+        """Stop the monitor and return what it saw.
+
+        Args:
+            seen: what the agents saw of the run.
+            run: its number.
+            context: what an empty CUDA context takes.
+        """
+        if self._monitor is None:
+            return unmonitored("monitor_off" if not self._sampling.interval_s else "not_started")
+        self._monitor.stop()
+        if self._monitor.reason is not None:
+            return unmonitored("no_monitor", detail=self._monitor.reason)
+        return observe_monitor(self._log, run=run, wall=seen.wall, allocator=seen.allocator, context=context)
+
+    @property
+    def _log(self) -> Path:
+        return self._run_dir / "monitor.jsonl"
+
+    def __enter__(self) -> "Beside":  # noqa: PYI034 - typing.Self is newer than the oldest Python supported
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._monitor is not None:
+            self._monitor.stop()

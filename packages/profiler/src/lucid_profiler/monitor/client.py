@@ -1,0 +1,89 @@
+"""The other end of the control socket: one request, one answer, never longer than it was told to wait."""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lucid_profiler.errors import EnvironmentUnusableError
+from lucid_profiler.monitor.address import socket_path
+from lucid_profiler.monitor.protocol import Decoder, ProtocolError, encode
+from lucid_profiler.monitor.records import SCHEMA
+
+__all__ = ["Client", "connect"]
+
+_PIECE_BYTES = 64 << 10
+
+
+class Client:
+    """Asks a monitor over a connected socket, which it owns.
+
+    Args:
+        connection: the socket.
+        timeout_s: longest time for one request and its answer.
+    """
+
+    def __init__(self, connection: socket.socket, *, timeout_s: float = 5.0) -> None:
+        self._socket = connection
+        self._timeout_s = timeout_s
+        self._decoder = Decoder()
+
+    def request(self, verb: str, *, timeout_s: float | None = None, **fields: Any) -> Mapping[str, Any]:
+        """Send a request and return the answer.
+
+        Raises:
+            EnvironmentUnusableError: the monitor refuses; its words are the message.
+            OSError: the monitor is gone, or does not answer in time.
+            ProtocolError: what answers is no monitor.
+        """
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        self._limit(deadline)
+        self._socket.sendall(encode({"verb": verb, **fields}))
+        while (answer := self._decoder.next()) is None:
+            self._limit(deadline)
+            data = self._socket.recv(_PIECE_BYTES)
+            if not data:
+                raise ConnectionResetError("the monitor has closed the connection")
+            self._decoder.feed(data)
+        if answer.get("ok") is not True:
+            raise EnvironmentUnusableError(str(answer.get("error", "the monitor refuses without a reason")))
+        return answer
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _limit(self, deadline: float) -> None:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError("the monitor does not answer")
+        self._socket.settimeout(remaining_s)
+
+
+def connect(directory: Path, *, timeout_s: float = 5.0) -> Client | None:
+    """Return a connection to the daemon of a directory, which has said that it speaks this schema; None without one.
+
+    Raises:
+        EnvironmentUnusableError: it is of another version.
+        OSError: it does not answer.
+        ProtocolError: what answers is no monitor.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(os.fspath(socket_path(directory)))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    except OSError:
+        connection.close()
+        raise
+    client = Client(connection, timeout_s=timeout_s)
+    try:
+        client.request("hello", schema=SCHEMA)
+    except (OSError, ProtocolError, EnvironmentUnusableError):
+        client.close()
+        raise
+    return client

@@ -1,0 +1,113 @@
+"""The driver as this process has it open: every call is timed, none raises, and absent versions give way to older ones.
+
+NVML is opened once for all in a process and counts who uses it; a fork inherits that count but not the driver's side.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter_ns
+from typing import Any, Literal
+
+from lucid_profiler.monitor.gpu_devices import Found, list_devices
+from lucid_profiler.monitor.nvml_calls import (
+    FORKED,
+    FUNCTION_NOT_FOUND,
+    NO_BINDING,
+    REPORTS_ABSENCE,
+    Way,
+    code_of,
+    failures,
+    ways,
+)
+
+__all__ = ["Driver"]
+
+_holders: list[int] = []  # the process that opened NVML, once for each `Driver` that has it open
+
+
+class Driver:
+    """NVML, opened and closed in pairs.
+
+    Attributes:
+        nvml_ns: Call: time spent in it, in ns.
+        num_calls: Call: how often it was made.
+    """
+
+    def __init__(self) -> None:
+        self.nvml_ns: defaultdict[str, int] = defaultdict(int)
+        self.num_calls: defaultdict[str, int] = defaultdict(int)
+        self._is_open = False
+        self._pid = os.getpid()
+        self._pynvml: Any = None
+        self._failures: tuple[type[BaseException], ...] = ()
+        self._ways: dict[str, tuple[Way, ...]] = {}
+        self._chosen: dict[str, int] = {}
+        with suppress(ImportError, AttributeError):  # not installed, or another package of that name
+            import pynvml  # noqa: PLC0415 - reports are read without it
+
+            self._failures, self._ways, self._pynvml = failures(pynvml), ways(pynvml), pynvml
+
+    @property
+    def is_forked(self) -> bool:
+        """Tell whether the driver was opened by a process of which this one is a copy."""
+        return self._pid != os.getpid() or any(pid != self._pid for pid in _holders)
+
+    @property
+    def memory_api(self) -> Literal["v2", "v1"] | None:
+        """Return which version of the memory query has answered; None where none has yet."""
+        if "memory" not in self._chosen:
+            return None
+        return "v1" if self._chosen["memory"] else "v2"
+
+    def open(self) -> int | None:
+        """Open NVML, and close it first where it is open; return the error code, None on success."""
+        self.close()
+        if self.is_forked:
+            return FORKED
+        if self._pynvml is None:
+            return NO_BINDING
+        _, code = self._timed("init", self._pynvml.nvmlInit)
+        if code is None:
+            self._chosen.clear()
+            self._is_open = True
+            _holders.append(self._pid)
+        return code
+
+    def close(self) -> None:
+        """Give NVML back; what others in this process have opened stays open."""
+        if self._is_open and not self.is_forked:
+            self._timed("shutdown", self._pynvml.nvmlShutdown)
+            _holders.remove(self._pid)
+        self._is_open = False
+
+    def devices(self) -> tuple[list[Found], list[int]]:
+        """Return the devices that answer, and the error codes of those that do not."""
+        count, code = self._timed("device_count", self._pynvml.nvmlDeviceGetCount)
+        return ([], [code]) if code is not None else list_devices(self._pynvml, count=count)
+
+    def handle(self, uuid: str) -> tuple[Any, int | None]:
+        """Return a new handle of a device, or the error code."""
+        return self._timed("handle", self._pynvml.nvmlDeviceGetHandleByUUID, uuid)
+
+    def ask(self, name: str, handle: Any) -> tuple[Any, int | None]:
+        """Return a device's answer to the call of that name, or the error code."""
+        choices = self._ways[name]
+        for chosen in range(self._chosen.get(name, 0), len(choices)):
+            answer, code = self._timed(name, choices[chosen], handle)
+            if code is None:
+                self._chosen[name] = chosen
+            if code not in REPORTS_ABSENCE:
+                return answer, code
+        return None, FUNCTION_NOT_FOUND
+
+    def _timed(self, name: str, call: Callable[..., Any], *arguments: Any) -> tuple[Any, int | None]:
+        begin_ns = perf_counter_ns()
+        try:
+            return call(*arguments), None
+        except self._failures as error:
+            return None, code_of(error)
+        finally:
+            self.nvml_ns[name] += perf_counter_ns() - begin_ns
+            self.num_calls[name] += 1

@@ -1,0 +1,330 @@
+"""The readings of the GPUs of one process, one after the other, whatever the driver does meanwhile.
+
+A question that fails makes its fields None with a reason and is asked again later; a GPU that is lost leaves the others
+alone; a driver that is away is opened anew. The waits are 1, 2, 4 … 60 s. Nothing here raises.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from lucid_profiler.monitor.driver import Driver
+from lucid_profiler.monitor.gpu_devices import Device, Found, targets
+from lucid_profiler.monitor.gpu_processes import FIELDS, GpuProcess, Match, share_out
+from lucid_profiler.monitor.nvml_calls import (
+    ENERGY,
+    FAST,
+    MEMORY,
+    REPORTS_LOSS,
+    REPORTS_NO_ANSWER,
+    Call,
+    Side,
+    processes,
+    reason_of,
+)
+from lucid_profiler.monitor.readings import REASONS, Reasons, Sheet, Values
+
+__all__ = ["Device", "Gpus", "Sheets"]
+
+_FIRST_WAIT_NS = 1_000_000_000
+_LONGEST_WAIT_NS = 60_000_000_000
+_PROC = Path("/proc")
+_LASTING = frozenset({"not_supported", "no_permission"})
+"""Reasons that a question is not asked again at once."""
+_DISBELIEF = frozenset({"implausible", "abi_suspect"})
+_GONE = REPORTS_LOSS | REPORTS_NO_ANSWER
+_UNEXPLAINED_BYTES = 512 * 2**20
+
+Sheets = dict[str, tuple[Values, Reasons]]
+"""UUID of a device: its fields, and why those that are None are."""
+
+
+class _Wait:
+    """When something that failed is tried again; `reason` is None while it has not failed."""
+
+    __slots__ = ("_wait_ns", "due_ns", "reason")
+
+    def __init__(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self.reason: str | None = None
+        self.due_ns = 0
+        self._wait_ns = _FIRST_WAIT_NS
+
+    def begin(self, reason: str, now_ns: int) -> None:
+        self.reason = reason
+        self.due_ns = now_ns + self._wait_ns
+        self._wait_ns = min(2 * self._wait_ns, _LONGEST_WAIT_NS)
+
+
+class _Watched:
+    """A device that is read: its handle, and what of it is waiting."""
+
+    __slots__ = ("device", "handle", "not_asked", "wait", "waits")
+
+    def __init__(self, found: Found, not_asked: Side | None) -> None:
+        self.device = found.device
+        self.handle = found.handle
+        self.not_asked = not_asked  # what the other side of a MIG partition answers
+        self.wait = _Wait()
+        if found.handle is None:
+            self.wait.reason = "lost"
+        self.waits: defaultdict[str, _Wait] = defaultdict(_Wait)
+
+
+class Gpus:
+    """The GPUs that one process may use. Not for several threads.
+
+    Attributes:
+        devices: Every device that the driver lists, the process's or not.
+        reason: Why there are no readings, a code of `readings.REASONS`; None while there are.
+        notes: What a reader should know, each said once.
+        matches: UUID: how the process was recognised in the driver's list.
+        num_errors: Call and code, such as "power_usage.not_supported": how often an answer was no value.
+    """
+
+    def __init__(
+        self, *, clock: Callable[[], int], environ: Mapping[str, str] | None, uuids: Collection[str] | None, proc: Path
+    ) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self.reason: str | None = None
+        self.notes: list[str] = []
+        self.matches: dict[str, Match] = {}
+        self.num_errors: defaultdict[str, int] = defaultdict(int)
+        self._clock, self._environ, self._uuids, self._proc = clock, environ, uuids, proc
+        self._driver = Driver()
+        self._wait = _Wait()
+        self._found: tuple[Found, ...] = ()
+        self._watched: tuple[_Watched, ...] = ()
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        clock: Callable[[], int],
+        environ: Mapping[str, str] | None = None,
+        uuids: Collection[str] | None = None,
+        proc: Path = _PROC,
+    ) -> "Gpus":
+        """Open NVML; where that fails, `reason` says why and it is tried again later.
+
+        Args:
+            clock: Monotonic time in ns, for the waits.
+            environ: The environment of the process that is watched; None: all devices are read.
+            uuids: The devices that CUDA shows that process, where known; they go before `environ`.
+            proc: Where the process file system is.
+        """
+        gpus = cls(clock=clock, environ=environ, uuids=uuids, proc=proc)
+        gpus._start()
+        return gpus
+
+    @property
+    def memory_api(self) -> Literal["v2", "v1"] | None:
+        """Return which version of the memory query answers; None where none has yet."""
+        return self._driver.memory_api
+
+    @property
+    def nvml_ns(self) -> Mapping[str, int]:
+        """Return the time spent in each call, in ns."""
+        return self._driver.nvml_ns
+
+    @property
+    def num_calls(self) -> Mapping[str, int]:
+        """Return how often each call was made."""
+        return self._driver.num_calls
+
+    def close(self) -> None:
+        """Give NVML back; what others in this process have opened stays open. May be called again."""
+        self._driver.close()
+        self._watched = ()
+
+    def reopen_if_due(self) -> bool:
+        """Open NVML anew if it was away and the wait is over, as every reading does; return whether it came back."""
+        if self._driver.is_forked:
+            self.reason = "forked"
+        elif self.reason is not None and self._clock() >= self._wait.due_ns:
+            self._start()
+            return self.reason is None
+        return False
+
+    def watch(self, uuids: Collection[str]) -> None:
+        """Read these devices from now on: what CUDA shows the process, as told by itself."""
+        self._uuids = uuids
+        self._choose()
+
+    def read_fast(self) -> Sheets:
+        """Read memory, utilization, power, clocks, why they are low, and temperature of every device."""
+        return self._read(lambda _: FAST, shows_silence=True)
+
+    def read_energy(self) -> Sheets:
+        """Read the energy counters; this takes milliseconds on some drivers."""
+        return self._read(lambda _: (ENERGY,))
+
+    def read_processes(self, pids: Collection[int]) -> Sheets:
+        """Read how much memory the processes `pids` have on every device, and how much others have."""
+        return self._read(lambda watched: (processes(partial(self._share_out, watched, pids)),))
+
+    def _start(self) -> None:
+        code = self._driver.open()
+        if code is not None:
+            return self._go_away(code)
+        found, codes = self._driver.devices()
+        if not found:
+            return self._go_away(codes[0] if codes else None)
+        if codes:
+            self._note(f"{len(codes)} of the driver's GPUs cannot be read: {REASONS[reason_of(codes[0])]}")
+        self.reason = None
+        self._wait.end()
+        here = {each.device.uuid for each in found}
+        gone = [replace(each, handle=None) for each in self._found if each.device.uuid not in here]
+        self._found = (*map(self._with_memory, found), *gone)
+        self._choose()
+        return None
+
+    def _with_memory(self, found: Found) -> Found:
+        answer, _ = self._driver.ask(MEMORY.name, found.handle)
+        sheet = Sheet()
+        if answer is not None:
+            MEMORY.store(answer, sheet)
+        if self.memory_api == "v1":
+            self._note("the driver has no second version of the memory query: used includes what it reserves")
+        total = sheet.values.get("memory_total_bytes")
+        return replace(found, device=replace(found.device, memory_total_bytes=None if total is None else int(total)))
+
+    def _choose(self) -> None:
+        wanted, note = targets([found.device for found in self._found], self._environ, self._uuids)
+        if note is not None:
+            self._note(note)
+        self._found = tuple(
+            replace(found, device=replace(found.device, is_target=found.device.uuid in wanted)) for found in self._found
+        )
+        self.devices = tuple(found.device for found in self._found)
+        divided = {device.parent_uuid for device in self.devices}
+        self._watched = tuple(
+            _Watched(found, _not_asked(found.device, divided)) for found in self._found if found.device.is_target
+        )
+
+    def _go_away(self, code: int | None) -> None:
+        self.reason = "no_devices" if code is None else reason_of(code)
+        self._wait.begin(self.reason, self._clock())
+
+    def _read(self, calls: Callable[[_Watched], Sequence[Call]], *, shows_silence: bool = False) -> Sheets:
+        """Ask every device; many questions without an answer show that the driver is away, a single one does not."""
+        self.reopen_if_due()
+        now_ns = self._clock()
+        sheets: Sheets = {}
+        codes: list[int | None] = []
+        for watched in self._watched:
+            sheet = Sheet()
+            sheets[watched.device.uuid] = (sheet.values, sheet.reasons)
+            device_codes = self._read_device(watched, calls(watched), sheet, now_ns=now_ns)
+            self._judge(watched, device_codes, now_ns=now_ns, shows_silence=shows_silence)
+            codes += device_codes
+        silence = [code for code in codes if code in REPORTS_NO_ANSWER]
+        if shows_silence and silence and _GONE.issuperset(codes):
+            self._go_away(silence[0])
+        return sheets
+
+    def _read_device(self, watched: _Watched, calls: Sequence[Call], sheet: Sheet, *, now_ns: int) -> list[int | None]:
+        """Fill a device's sheet; return what its questions gave: NVML's error codes, None for answers."""
+        codes: list[int | None] = []
+        refused = None if self.reason else self._renew(watched, now_ns=now_ns)
+        if refused is not None:
+            codes.append(refused)
+        why_not = self.reason or (watched.wait.reason if now_ns < watched.wait.due_ns else None)
+        for call in calls:
+            wait = watched.waits[call.name]
+            if call.side == watched.not_asked:
+                sheet.miss(call.fields, "mig")
+            elif why_not is not None:
+                sheet.miss(call.fields, why_not)
+            elif wait.reason is not None and now_ns < wait.due_ns:
+                sheet.miss(call.fields, wait.reason)
+            else:
+                code = self._ask(watched, call, sheet, now_ns=now_ns)
+                codes.append(code)
+                if code in REPORTS_LOSS:
+                    why_not = "lost"
+        return codes
+
+    def _ask(self, watched: _Watched, call: Call, sheet: Sheet, *, now_ns: int) -> int | None:
+        answer, code = self._driver.ask(call.name, watched.handle)
+        wait = watched.waits[call.name]
+        if code is None:
+            if wait.reason is not None:
+                wait.end()
+            call.store(answer, sheet)
+            if sheet.reasons:
+                for reason in _DISBELIEF.intersection(sheet.reasons.get(field, "") for field in call.fields):
+                    self._count(watched, call, reason)
+            return None
+        reason = reason_of(code)
+        sheet.miss(call.fields, reason)
+        self._count(watched, call, reason)
+        if reason in _LASTING:
+            wait.begin(reason, now_ns)
+        return code
+
+    def _renew(self, watched: _Watched, *, now_ns: int) -> int | None:
+        """Take a new handle of a device that was lost, once its wait is over; return the error code of that."""
+        wait = watched.wait
+        if wait.reason is None or now_ns < wait.due_ns:
+            return None
+        watched.handle, code = self._driver.handle(watched.device.uuid)
+        if code is None:
+            wait.due_ns = 0
+        else:
+            wait.begin(wait.reason, now_ns)
+        return code
+
+    def _judge(self, watched: _Watched, codes: Sequence[int | None], *, now_ns: int, shows_silence: bool) -> None:
+        """Let a device wait that is lost, or about which the driver answers nothing."""
+        wait = watched.wait
+        failed = [code for code in codes if code in _GONE]
+        if now_ns < wait.due_ns:
+            return
+        if not REPORTS_LOSS.isdisjoint(failed):
+            wait.begin("lost", now_ns)
+        elif shows_silence and failed and len(failed) == len(codes):
+            wait.begin(reason_of(failed[0]), now_ns)
+        elif codes and wait.reason is not None:
+            wait.end()
+
+    def _share_out(self, watched: _Watched, pids: Collection[int], listed: list[GpuProcess], sheet: Sheet) -> None:
+        memory = Sheet()
+        answer, code = self._driver.ask(MEMORY.name, watched.handle)
+        if code is None:
+            MEMORY.store(answer, memory)
+        used = memory.values.get("memory_used_bytes")
+        shares = share_out(listed, pids, used_bytes=None if used is None else int(used), proc=self._proc)
+        for field, reading in zip(FIELDS, shares.readings(), strict=True):
+            sheet.put_reading(field, reading)
+        uuid = watched.device.uuid
+        if shares.match is not None:
+            self.matches[uuid] = shares.match
+        if shares.match == "only_process":
+            self._note(f"{uuid}: the only process on the GPU is taken for the target; its id is of another namespace")
+        if shares.match is not None and used is not None and shares.process.value is not None:
+            unexplained = used - shares.process.value - (shares.others.value or 0)
+            if unexplained > max(_UNEXPLAINED_BYTES, used // 5):
+                self._note(
+                    f"{uuid}: processes explain too little of the used memory: it is managed, graphics or hidden"
+                )
+
+    def _count(self, watched: _Watched, call: Call, reason: str) -> None:
+        self.num_errors[f"{call.name}.{reason}"] += 1
+        self._note(f"{watched.device.uuid}: {call.name}: {REASONS[reason]}")
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _not_asked(device: Device, divided: Collection[str | None]) -> Side | None:
+    if device.parent_uuid is not None:
+        return "gpu"
+    return "instance" if device.uuid in divided else None

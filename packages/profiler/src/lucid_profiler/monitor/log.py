@@ -1,0 +1,250 @@
+"""The log of a monitor: one write a line, rotated by size, readable after a crash; a full disk costs records only."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lucid_profiler import jsonio
+from lucid_profiler.errors import ReportError
+from lucid_profiler.monitor.records import Gap, Header, Record, from_fields, to_fields
+
+MAX_PART_BYTES: Final = 64 << 20  # about three hours at ten samples a second
+MAX_PARTS: Final = 32
+SYNC_PERIOD_NS: Final = 5_000_000_000
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+__all__ = ["MAX_PARTS", "MAX_PART_BYTES", "SYNC_PERIOD_NS", "Log", "LogWriter", "read_log"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """What a log holds.
+
+    Attributes:
+        records: in the order in which they were written.
+        num_torn: last lines that are not whole: 1 where the monitor died in the middle of one, else 0.
+        num_unknown: records of kinds that a newer version has.
+    """
+
+    records: tuple[Record, ...]
+    num_torn: int
+    num_unknown: int
+
+
+def read_log(path: str | Path) -> Log:
+    """Read a log with its rotated parts; a torn last line is left out and counted.
+
+    Raises:
+        ReportError: a part cannot be read, or a line before the last one is damaged.
+    """
+    whole = Path(path)
+    records: list[Record] = []
+    num_torn = num_unknown = 0
+    for part in [*(part for _, part in rotated_parts(whole)), whole]:
+        found = _read_part(part, may_be_torn=part == whole)
+        records += found.records
+        num_torn += found.num_torn
+        num_unknown += found.num_unknown
+    return Log(records=tuple(records), num_torn=num_torn, num_unknown=num_unknown)
+
+
+def rotated_parts(path: Path) -> list[tuple[int, Path]]:
+    """Return the parts that were set aside, oldest first, each with its number."""
+    prefix = f"{path.name}."
+    numbered = [
+        (int(part.name.removeprefix(prefix)), part)
+        for part in path.parent.glob("*")
+        if part.name.startswith(prefix) and part.name.removeprefix(prefix).isdecimal()
+    ]
+    return sorted(numbered)
+
+
+def _read_part(path: Path, *, may_be_torn: bool) -> Log:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ReportError(str(path), None, f"cannot be read: {error.strerror}") from error
+    records: list[Record | None] = []
+    num_torn = number = 0
+    try:
+        for number, line in enumerate(lines, start=1):  # noqa: B007 - the error names it
+            records += [from_fields(jsonio.loads(line))] if line else []
+    except ValueError as error:
+        if not may_be_torn or any(lines[number:]):
+            raise ReportError(str(path), number, f"is damaged: {error}") from error
+        num_torn = 1
+    known = tuple(record for record in records if record is not None)
+    return Log(records=known, num_torn=num_torn, num_unknown=len(records) - len(known))
+
+
+class LogWriter:
+    """Appends records to a file. Nothing that a disk does reaches the caller: records are dropped and counted.
+
+    An existing file is continued after its last whole line.
+
+    Args:
+        path: the file.
+        header: makes the record that each file begins with; it is given the number of the part.
+        mono_ns: the monotonic clock.
+        max_part_bytes: size at which a file is set aside and a new one begun.
+        max_parts: how many files are kept, the oldest are removed.
+
+    Attributes:
+        num_dropped: records that could not be written, and those that were removed with an old part.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        header: Callable[[int], Header],
+        mono_ns: Callable[[], int],
+        max_part_bytes: int = MAX_PART_BYTES,
+        max_parts: int = MAX_PARTS,
+    ) -> None:
+        self.num_dropped = 0
+        self._path = path
+        self._header = header
+        self._mono_ns = mono_ns
+        self._max_part_bytes = max_part_bytes
+        self._max_parts = max_parts
+        self._fd = _open(path)
+        self._size = _whole_size(self._fd)
+        self._part = max((number for number, _ in rotated_parts(path)), default=-1) + 1
+        self._has_header = False
+        self._failed_since_ns: int | None = None
+        self._num_failed = 0
+        self._synced_ns = mono_ns()
+        self._rotate_at = max_part_bytes
+
+    def write(self, record: Record) -> bool:
+        """Append one record; return whether it is in the file."""
+        if self._failed_since_ns is not None:
+            self._report_failure()
+        if not self._has_header:
+            self._has_header = self._append(self._header(self._part))
+        is_written = self._has_header and self._append(record)
+        if not is_written:
+            self._count_failure()
+        if self._size >= self._rotate_at:
+            self._rotate()
+        return is_written
+
+    def sync(self, *, is_due_only: bool = False) -> None:
+        """Have what was written reach the disk; with `is_due_only` not before five seconds since the last time."""
+        now_ns = self._mono_ns()
+        if is_due_only and now_ns - self._synced_ns < SYNC_PERIOD_NS:
+            return
+        self._synced_ns = now_ns
+        # What the disk refuses here is not known by record; the records count as written.
+        with suppress(OSError):
+            os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        if self._fd >= 0:
+            self.sync()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _append(self, record: Record) -> bool:
+        line = jsonio.dumps(to_fields(record)) + b"\n"
+        try:
+            num_written = os.write(self._fd, line)
+        except OSError:
+            num_written = 0
+        if num_written == len(line):
+            self._size += num_written
+            return True
+        if num_written:
+            # Half a line would hide the next one.
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+        return False
+
+    def _count_failure(self) -> None:
+        self.num_dropped += 1
+        self._num_failed += 1
+        if self._failed_since_ns is None:
+            self._failed_since_ns = self._mono_ns()
+
+    def _report_failure(self) -> None:
+        """Say how many records are missing, as soon as the file takes records again."""
+        begin_ns = self._failed_since_ns
+        if begin_ns is None or not self._has_header:
+            return
+        gap = Gap(begin_ns=begin_ns, end_ns=self._mono_ns(), reason="disk_full", num_records=self._num_failed)
+        if self._append(gap):
+            self._failed_since_ns = None
+            self._num_failed = 0
+
+    def _rotate(self) -> None:
+        """Set the file aside and begin another; where that fails, go on with this one for another part's size."""
+        self._rotate_at = self._size + self._max_part_bytes
+        aside = self._path.with_name(f"{self._path.name}.{self._part}")
+        self.sync()
+        try:
+            os.rename(self._path, aside)  # noqa: PTH104 - Path.rename does the same with one more object
+        except OSError:
+            return
+        try:
+            fd = os.open(self._path, _FLAGS | os.O_EXCL, 0o644)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            with suppress(OSError):
+                os.rename(aside, self._path)  # noqa: PTH104 - as above
+            return
+        os.close(self._fd)
+        self._fd, self._size, self._rotate_at = fd, 0, self._max_part_bytes
+        self._part += 1
+        self._has_header = False
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        parts = rotated_parts(self._path)
+        for _, part in parts[: max(0, len(parts) - (self._max_parts - 1))]:
+            with suppress(OSError):
+                self.num_dropped += _num_lines(part)
+                part.unlink()
+
+
+def _open(path: Path) -> int:
+    fd = os.open(path, _FLAGS, 0o644)
+    try:
+        # Another monitor may be writing to it; what it has not finished yet must not be cut off.
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _whole_size(fd)
+    except OSError as error:
+        os.close(fd)
+        is_taken = error.errno == errno.EWOULDBLOCK
+        why = "another monitor writes to it" if is_taken else error.strerror
+        raise OSError(error.errno, why, str(path)) from error
+    return fd
+
+
+def _num_lines(path: Path) -> int:
+    with path.open("rb", buffering=0) as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+def _whole_size(fd: int) -> int:
+    """Cut what follows the last newline, which a writer that died has left; return the size of the file."""
+    size = end = os.fstat(fd).st_size
+    while end > 0:
+        begin = max(0, end - 65536)
+        newline = os.pread(fd, end - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            end = begin + newline + 1
+            break
+        end = begin
+    if end < size:
+        os.ftruncate(fd, end)
+    return end

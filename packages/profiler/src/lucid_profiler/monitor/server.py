@@ -1,0 +1,187 @@
+"""The control socket inside the daemon's loop: no client can hold up the sampling, whatever it sends or does not read.
+
+A client has one second for each request, is read in pieces of bounded size, gets one answer at a time, and is closed
+when it breaks a rule.
+"""
+
+import os
+import selectors
+import socket
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lucid_profiler.monitor.protocol import Decoder, ProtocolError, encode
+
+CLIENT_LIMIT_NS = 1_000_000_000
+MAX_CLIENTS = 16
+MAX_REQUESTS = 64  # of one connection
+_PIECE_BYTES = 64 << 10
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: https://man7.org/linux/man-pages/man7/unix.7.html
+
+__all__ = ["CLIENT_LIMIT_NS", "MAX_CLIENTS", "MAX_REQUESTS", "Server"]
+
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class _Client:
+    """One connection. A trusted one was inherited: it has no limit of time or number, and its end is reported."""
+
+    def __init__(self, connection: socket.socket, *, deadline_ns: int | None) -> None:
+        self.socket = connection
+        self.deadline_ns = deadline_ns
+        self.decoder = Decoder()
+        self.unsent = b""
+        self.num_requests = 0
+
+    @property
+    def is_trusted(self) -> bool:
+        return self.deadline_ns is None
+
+
+class Server:
+    """Answers requests on sockets that a selector watches; whoever owns the selector calls what it selects.
+
+    Args:
+        selector: the `data` of a key is called without arguments when its file is ready.
+        handle: takes a request, returns the answer.
+        mono_ns: the monotonic clock.
+        on_trusted_end: called when the other end of an inherited connection is gone.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        handle: Handler,
+        *,
+        mono_ns: Callable[[], int],
+        on_trusted_end: Callable[[], None],
+    ) -> None:
+        self._selector = selector
+        self._handle = handle
+        self._mono_ns = mono_ns
+        self._on_trusted_end = on_trusted_end
+        self._clients: set[_Client] = set()
+        self._listener: socket.socket | None = None
+        self._path: Path | None = None
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When the next client runs out of time; None without such clients."""
+        return min((client.deadline_ns for client in self._clients if client.deadline_ns is not None), default=None)
+
+    def listen(self, path: Path) -> None:
+        """Accept connections at this name; a socket that is there belongs to nobody any more and is replaced.
+
+        Raises:
+            OSError: there can be no socket of that name.
+        """
+        with suppress(FileNotFoundError):
+            path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(os.fspath(path))
+            path.chmod(0o600)
+            listener.listen(MAX_CLIENTS)
+        except OSError:
+            listener.close()
+            raise
+        listener.setblocking(False)
+        self._listener, self._path = listener, path
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Answer the requests of an inherited connection."""
+        self._add(connection, deadline_ns=None)
+
+    def expire(self, now_ns: int) -> None:
+        """Close the clients that have run out of time."""
+        for client in list(self._clients):
+            if client.deadline_ns is not None and now_ns >= client.deadline_ns:
+                self._close(client)
+
+    def close(self) -> None:
+        """Close everything and remove the socket's name."""
+        for client in list(self._clients):
+            self._clients.discard(client)
+            self._selector.unregister(client.socket)
+            client.socket.close()
+        if self._listener is not None and self._path is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            with suppress(FileNotFoundError):
+                self._path.unlink()
+            self._listener = None
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._clients) >= MAX_CLIENTS or _peer_uid(connection) not in {os.geteuid(), 0}:
+            connection.close()
+            return
+        self._add(connection, deadline_ns=self._mono_ns() + CLIENT_LIMIT_NS)
+
+    def _add(self, connection: socket.socket, *, deadline_ns: int | None) -> None:
+        connection.setblocking(False)
+        client = _Client(connection, deadline_ns=deadline_ns)
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._serve(client))
+
+    def _serve(self, client: _Client) -> None:
+        """Go on with a client whose socket can be read or written."""
+        try:
+            if client.unsent:
+                self._send(client)
+            else:
+                data = client.socket.recv(_PIECE_BYTES)
+                if not data:
+                    self._close(client)
+                    return
+                client.decoder.feed(data)
+            self._answer(client)
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError):
+            self._close(client)
+
+    def _answer(self, client: _Client) -> None:
+        """Answer what has arrived whole, as long as the client takes the answers."""
+        while not client.unsent and client in self._clients:
+            request = client.decoder.next()
+            if request is None:
+                return
+            client.num_requests += 1
+            answer = self._handle(request)
+            if client.deadline_ns is not None:
+                client.deadline_ns = self._mono_ns() + CLIENT_LIMIT_NS
+            client.unsent = encode(answer)
+            self._send(client)
+            if client.num_requests >= MAX_REQUESTS and not client.is_trusted:
+                self._close(client)
+
+    def _send(self, client: _Client) -> None:
+        with suppress(BlockingIOError):
+            client.unsent = client.unsent[client.socket.send(client.unsent) :]
+        wanted = selectors.EVENT_WRITE if client.unsent else selectors.EVENT_READ
+        self._selector.modify(client.socket, wanted, lambda: self._serve(client))
+
+    def _close(self, client: _Client) -> None:
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        self._selector.unregister(client.socket)
+        client.socket.close()
+        if client.is_trusted:
+            self._on_trusted_end()
+
+
+def _peer_uid(connection: socket.socket) -> int:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    return int(uid)

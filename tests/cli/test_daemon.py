@@ -1,0 +1,140 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli.harness import Lucid, is_running
+
+LIMIT_S = 30
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the commands a place of their own for the daemon, with a short name."""
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        yield Path(name)
+
+
+@pytest.fixture
+def target() -> Iterator["subprocess.Popen[bytes]"]:
+    """Give a process that waits."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def kinds(path: Path) -> list[str]:
+    """Return the kinds of a log's records, read without lucid."""
+    return [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+
+
+def wait_for_sample(path: Path) -> None:
+    """Wait until the monitor has written a sample."""
+    deadline = time.monotonic() + LIMIT_S
+    while not path.exists() or b'"kind":"sample"' not in path.read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_daemon_is_started_looked_at_and_stopped(
+    lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]"
+) -> None:
+    """Each is a command of its own, and the log is whole when `stop` has returned."""
+    log = lucid.directory / "log.jsonl"
+    started = lucid("profile", "daemon", "start", str(target.pid), "-o", "log.jsonl", "--interval", "0.02", "--no-nvml")
+    assert (started.code, started.out) == (0, "")
+    assert started.err.splitlines()[1] == "log: log.jsonl"
+    daemon = int(started.err.split()[2])
+    wait_for_sample(log)
+    status = lucid("profile", "daemon", "status")
+    assert status.code == 0
+    assert f"follows process {target.pid} every 0.02 s, into {log}" in status.out
+    assert " missed, 0 records could not be written" in status.out
+    assert lucid("profile", "daemon", "stop").code == 0
+    deadline = time.monotonic() + LIMIT_S
+    while is_running(daemon):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    found = kinds(log)
+    assert (found[0], found[-1]) == ("header", "end")
+    assert not list((runtime / "lucid").iterdir())
+    assert target.poll() is None
+
+
+def test_a_second_start_changes_nothing(lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]") -> None:
+    """For the same process it is done already; for another one it is refused."""
+    start = ("profile", "daemon", "start")
+    assert lucid(*start, str(target.pid), "--no-nvml").code == 0
+    again = lucid(*start, str(target.pid), "--no-nvml")
+    assert again.code == 0
+    assert f"process {target.pid} is followed already" in again.err
+    other = lucid(*start, str(os.getpid()), "--no-nvml")
+    assert other.code == 9
+    assert f"a daemon follows process {target.pid} already; end it first" in other.err
+    assert lucid("profile", "daemon", "stop").code == 0
+    assert len(list(lucid.directory.glob(f"lucid-monitor-*Z-{target.pid}.jsonl"))) == 1
+
+
+def test_without_a_daemon_the_commands_say_so(lucid: Lucid, runtime: Path) -> None:
+    """Stopping what does not run is no failure; asking for its status is answered by the exit code too."""
+    status = lucid("profile", "daemon", "status")
+    assert (status.code, status.out) == (9, "no daemon runs\n")
+    stop = lucid("profile", "daemon", "stop")
+    assert (stop.code, stop.out) == (0, "")
+    assert "no daemon runs" in stop.err
+
+
+def test_attach_follows_to_the_end_and_sums_up(lucid: Lucid) -> None:
+    """The result is what the process used, and how it ended; torch is not needed for it."""
+    script = "import time\nwhile time.process_time() < 0.5: pass\nimport sys; sys.exit(3)"
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.readline()\n" + script], stdin=subprocess.PIPE
+    ) as process:
+        attach = lucid.start(
+            "profile", "attach", str(process.pid), "-o", "log.jsonl", "--no-nvml", "--interval", "0.05"
+        )
+        wait_for_sample(lucid.directory / "log.jsonl")
+        assert process.stdin is not None
+        process.stdin.close()
+        out, err = attach.communicate(timeout=LIMIT_S)
+    text = out.decode()
+    assert attach.returncode == 0
+    assert f"process {process.pid} has ended with status 3\n" in text
+    assert "CPU time 0." in text
+    assert "at most 1 process\n" in text
+    assert "GPUs were not read" in text
+    assert b"log: log.jsonl" in err
+
+
+def test_ctrl_c_ends_attach_and_not_the_process(lucid: Lucid, target: "subprocess.Popen[bytes]") -> None:
+    """The log is finished and shown, as after the end of the process."""
+    attach = lucid.start("profile", "attach", str(target.pid), "-o", "log.jsonl", "--no-nvml")
+    wait_for_sample(lucid.directory / "log.jsonl")
+    attach.send_signal(signal.SIGINT)
+    out, _ = attach.communicate(timeout=LIMIT_S)
+    assert attach.returncode == 0
+    assert f"process {target.pid} still runs" in out.decode()
+    assert kinds(lucid.directory / "log.jsonl")[-1] == "end"
+    assert target.poll() is None
+
+
+def test_attach_refuses_what_it_cannot_do(lucid: Lucid, target: "subprocess.Popen[bytes]") -> None:
+    """A process that does not exist is an unusable environment; a file that exists is not overwritten."""
+    gone = lucid("profile", "attach", str(2**22 + 1), "--no-nvml")
+    assert gone.code == 9
+    assert f"process {2**22 + 1} does not exist" in gone.err
+    (lucid.directory / "mine").write_text("keep")
+    existing = lucid("profile", "attach", str(target.pid), "-o", "mine")
+    assert existing.code == 2
+    assert "mine exists already" in existing.err
+    assert (lucid.directory / "mine").read_text() == "keep"
+    for bad in (("0",), ("1", "--interval", "0"), ("x",)):
+        assert lucid("profile", "attach", *bad).code == 2

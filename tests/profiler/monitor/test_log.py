@@ -1,0 +1,316 @@
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_profiler.errors import ReportError
+from lucid_profiler.monitor.log import SYNC_PERIOD_NS, LogWriter, read_log
+from lucid_profiler.monitor.records import (
+    AnchorTaken,
+    End,
+    Event,
+    Gap,
+    Header,
+    Mark,
+    ReasonsChanged,
+    Record,
+    Sample,
+    TargetExit,
+    from_fields,
+    to_fields,
+)
+from support.clock import ManualClock
+
+UUID = "GPU-1"
+WALL_NS = 1_700_000_000_000_000_001  # beyond 2**53
+
+
+def make_header(part: int = 0) -> Header:
+    """Return a header with everything that is hard to write down."""
+    return Header(
+        target={"pid": 7, "start_ticks": 2**60, "argv": ["python", "caf\udce9.py"]},
+        started="2026-01-02T03:04:05.000Z",
+        anchor={"mono_ns": 1, "wall_ns": WALL_NS, "boot_ns": 2, "uncertainty_ns": 3},
+        interval_ns=100_000_000,
+        tiers={"fast_ns": 100_000_000, "slow_ns": 1_000_000_000},
+        devices=({"uuid": UUID, "name": "NVIDIA H200"},),
+        memory_api="v2",
+        reason=None,
+        versions={"python": "3.12.1", "nvidia-ml-py": None},
+        part=part,
+    )
+
+
+def make_sample(mono_ns: int) -> Sample:
+    """Return a small sample of that time."""
+    return Sample(
+        mono_ns=mono_ns, late_ns=5, host={"rss_bytes": 1, "pss_bytes": None}, gpus={UUID: {"power_draw_mw": 2}}
+    )
+
+
+RECORDS: tuple[Record, ...] = (
+    make_sample(10),
+    ReasonsChanged(mono_ns=11, fields={"host.pss_bytes": "no_permission"}),
+    Gap(begin_ns=1, end_ns=2, reason="late"),
+    Gap(begin_ns=1, end_ns=2, reason="lost", device=UUID),
+    AnchorTaken(mono_ns=12, wall_ns=WALL_NS, boot_ns=13, uncertainty_ns=1),
+    Event(mono_ns=14, name="wall_step", data={"size_ns": -5}),
+    Mark(mono_ns=15, name="fit\nbegin", energy_mj={UUID: None}, read_ns=16),
+    TargetExit(mono_ns=17, pid=7, status={"returncode": None, "signal": "SIGKILL"}),
+    TargetExit(mono_ns=17, pid=7, status=None),
+    End(
+        mono_ns=18,
+        num_samples=1,
+        num_missed=0,
+        late_ns={"median": 5, "p99": 5, "max": 5},
+        gaps=({"begin_ns": 1, "end_ns": 2, "reason": "late"},),
+        num_gaps=1,
+        distinct={"host.rss_bytes": 1},
+        own_cpu_s=0.25,
+        wall_s=1.5,
+        nvml_s=0.0,
+        nvml_calls={"power_usage": {"num": 1, "total_ns": 2}},
+        num_dropped_records=0,
+        status="stopped",
+    ),
+)
+
+
+def open_log(path: Path, clock: ManualClock | None = None, **settings: Any) -> LogWriter:
+    """Return a writer on a clock of its own."""
+    return LogWriter(path, header=make_header, mono_ns=(clock or ManualClock()).mono_ns, **settings)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Give the name of a log."""
+    return tmp_path / "monitor.jsonl"
+
+
+@pytest.fixture
+def whole(path: Path) -> bytes:
+    """Return the bytes of a log with one record of every kind."""
+    log = open_log(path)
+    written = [log.write(record) for record in RECORDS]
+    assert all(written)
+    log.close()
+    return path.read_bytes()
+
+
+def test_every_record_comes_back_as_it_was(path: Path, whole: bytes) -> None:
+    """The log begins with a header, and each record is one line."""
+    log = read_log(path)
+    assert log.records == (make_header(), *RECORDS)
+    assert (log.num_torn, log.num_unknown) == (0, 0)
+    assert whole.count(b"\n") == len(RECORDS) + 1
+    assert whole.endswith(b"\n")
+
+
+def test_a_log_may_be_cut_anywhere(path: Path, whole: bytes) -> None:
+    """Cut at every byte of its last four records, the whole ones are read and the torn one is counted."""
+    lines = whole.splitlines(keepends=True)
+    kept = len(b"".join(lines[:-4]))
+    for size in range(kept, len(whole)):
+        path.write_bytes(whole[:size])
+        log = read_log(path)
+        num_whole = whole[: size + 1].count(b"\n")  # a last line that lacks only its newline is whole
+        assert log.records == (make_header(), *RECORDS)[:num_whole]
+        is_between = whole[:size].endswith(b"\n") or whole[size : size + 1] == b"\n"
+        assert log.num_torn == (not is_between)
+
+
+def test_a_cut_log_is_continued_after_its_last_whole_line(path: Path, whole: bytes) -> None:
+    """Whatever byte it was cut at, what is appended can be read."""
+    last = len(whole.splitlines(keepends=True)[-1])
+    for size in range(len(whole) - last, len(whole) + 1):
+        path.write_bytes(whole[:size])
+        log = open_log(path)
+        log.write(make_sample(99))
+        log.close()
+        read = read_log(path)
+        assert read.num_torn == 0
+        assert read.records[-2:] == (make_header(), make_sample(99))
+        assert len(read.records) == whole[:size].count(b"\n") + 2
+
+
+def test_damage_before_the_last_line_is_an_error(path: Path, whole: bytes) -> None:
+    """A reader that went on would give a wrong answer; the error names the line."""
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], lines[3][: len(lines[3]) // 2] + b"\n", *lines[4:]]))
+    with pytest.raises(ReportError, match=r"line 4: is damaged"):
+        read_log(path)
+
+
+def test_records_of_a_newer_version_are_counted(path: Path, whole: bytes) -> None:
+    """A kind that this version does not know is left out, and fields that it does not know are too."""
+    path.write_bytes(
+        whole + b'{"kind":"weather","mono_ns":1}\n{"kind":"gap","begin_ns":1,"end_ns":2,"reason":"x","y":1}\n'
+    )
+    log = read_log(path)
+    assert log.num_unknown == 1
+    assert log.records[-1] == Gap(begin_ns=1, end_ns=2, reason="x")
+
+
+@pytest.mark.parametrize(
+    "fields", [None, [], {}, {"kind": 1}, {"kind": "gap"}, {"kind": "header", "schema": "other/9"}]
+)
+def test_what_is_no_record_is_refused(fields: Any) -> None:
+    """A record without its fields, or of another schema, is not guessed at."""
+    with pytest.raises(ValueError, match=r"object|missing|schema"):
+        from_fields(fields)
+
+
+def test_a_field_that_is_null_is_written() -> None:
+    """Null says that something could not be read; it is not the same as absent."""
+    assert to_fields(TargetExit(mono_ns=1, pid=2, status=None)) == {
+        "kind": "target_exit",
+        "mono_ns": 1,
+        "pid": 2,
+        "status": None,
+    }
+
+
+def test_no_log_at_all_is_an_error(path: Path) -> None:
+    """The name of the file is in the message."""
+    with pytest.raises(ReportError, match=r"monitor\.jsonl: cannot be read: No such file"):
+        read_log(path)
+
+
+def test_parts_are_set_aside_by_size_and_read_in_order(path: Path) -> None:
+    """Each part begins with a header of its own and can be read alone."""
+    log = open_log(path, max_part_bytes=2000)
+    for index in range(100):
+        assert log.write(make_sample(index))
+    log.close()
+    records = read_log(path).records
+    assert [record.mono_ns for record in records if isinstance(record, Sample)] == list(range(100))
+    parts = [record.part for record in records if isinstance(record, Header)]
+    assert parts == list(range(len(parts)))
+    assert len(parts) > 2
+    assert (path.parent / "monitor.jsonl.0").stat().st_size < 2500
+    assert isinstance(read_log(path.parent / "monitor.jsonl.0").records[0], Header)
+
+
+def test_the_oldest_parts_are_removed_and_counted(path: Path) -> None:
+    """A log has an end; what was removed is not silently missing."""
+    log = open_log(path, max_part_bytes=2000, max_parts=3)
+    for index in range(200):
+        log.write(make_sample(index))
+    log.close()
+    assert len(list(path.parent.iterdir())) == 3
+    records = read_log(path).records
+    num_headers = records[-1 - [isinstance(record, Header) for record in reversed(records)].index(True)]
+    assert isinstance(num_headers, Header)
+    assert log.num_dropped == 200 + num_headers.part + 1 - len(records)
+    assert records[-1] == make_sample(199)
+
+
+def test_two_monitors_do_not_write_one_log(path: Path) -> None:
+    """The second is refused; it would cut what the first has not finished."""
+    log = open_log(path)
+    with pytest.raises(OSError, match="another monitor writes to it"):
+        open_log(path)
+    log.close()
+    open_log(path).close()
+
+
+@pytest.mark.parametrize("name", ["missing/monitor.jsonl", "."])
+def test_a_log_that_cannot_be_opened_is_an_error(tmp_path: Path, name: str) -> None:
+    """Whoever asks for a monitor learns at once that there is no log."""
+    with pytest.raises(OSError, match=r"No such file|Is a directory"):
+        open_log(tmp_path / name)
+
+
+def test_what_was_written_reaches_the_disk_every_five_seconds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncing at every record would cost more than the records."""
+    clock = ManualClock()
+    log = open_log(path, clock)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    for _ in range(100):
+        clock.pass_ns(SYNC_PERIOD_NS // 10)
+        log.sync(is_due_only=True)
+    assert len(synced) == 10
+
+
+def test_a_device_that_takes_nothing_costs_only_records() -> None:
+    """Without any room, not even for the header, every record is counted."""
+    log = open_log(Path("/dev/full"))
+    for index in range(10):
+        assert not log.write(make_sample(index))
+    log.close()
+    assert log.num_dropped == 10
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 64 KiB, where that is allowed."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting is not allowed here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_records_and_comes_back(small_disk: Path) -> None:
+    """While there is no room records are dropped and counted; afterwards a gap says how many, and all can be read."""
+    clock = ManualClock()
+    log = open_log(small_disk / "monitor.jsonl", clock)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 40_000)
+    written = []
+    for index in range(1000):
+        clock.pass_s(0.1)
+        if log.write(make_sample(index)):
+            written.append(index)
+    assert 0 < len(written) < 1000
+    assert written == list(range(len(written)))
+    assert log.num_dropped == 1000 - len(written)
+    ballast.unlink()
+    assert log.write(make_sample(1000))
+    log.close()
+    read = read_log(small_disk / "monitor.jsonl")
+    assert read.num_torn == 0
+    assert [record.mono_ns for record in read.records if isinstance(record, Sample)] == [*written, 1000]
+    gaps = [record for record in read.records if isinstance(record, Gap)]
+    assert {gap.reason for gap in gaps} == {"disk_full"}
+    assert sum(gap.num_records or 0 for gap in gaps) == 1000 - len(written)
+
+
+def test_a_limit_of_file_size_is_like_a_full_disk(path: Path) -> None:
+    """EFBIG does not end the monitor either, and the half line that fitted is taken back."""
+    script = textwrap.dedent(
+        """
+        import resource, sys
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[2])
+        from profiler.monitor.test_log import make_sample, open_log
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+        log = open_log(Path(sys.argv[1]))
+        num = sum(log.write(make_sample(index)) for index in range(100))
+        full = num, log.num_dropped
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        log.write(make_sample(100))
+        log.close()
+        print(*full)
+        """
+    )
+    tests = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path), str(tests)], capture_output=True, text=True, check=True
+    )
+    num_written, num_dropped = map(int, done.stdout.split())
+    assert num_written + num_dropped == 100
+    assert num_written > 0
+    assert num_dropped > 0
+    read = read_log(path)
+    assert read.num_torn == 0
+    assert read.records[-1] == make_sample(100)
+    assert read.records[-2] == Gap(begin_ns=5 * 10**9, end_ns=5 * 10**9, reason="disk_full", num_records=num_dropped)

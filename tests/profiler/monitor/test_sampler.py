@@ -1,0 +1,247 @@
+import gc
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_profiler.monitor.gpu import Gpus
+from lucid_profiler.monitor.log import Log, read_log
+from lucid_profiler.monitor.records import End, Event, Gap, Header, Mark, ReasonsChanged, Sample, TargetExit
+from lucid_profiler.monitor.sampler import GpuReader, NoGpus, Sampler
+from lucid_profiler.monitor.target import Target
+from support import fake_nvml
+from support.clock import ManualClock
+
+INTERVAL_NS = 100_000_000
+UUID = fake_nvml.UUID
+HOST = {
+    "cpu_time_s",
+    "rss_bytes",
+    "num_processes",
+    "num_threads",
+    "read_bytes",
+    "write_bytes",
+    "memory_available_bytes",
+}
+FAST = {
+    "memory_total_bytes",
+    "memory_reserved_bytes",
+    "memory_used_bytes",
+    "memory_free_bytes",
+    "utilization_gpu_percent",
+    "utilization_memory_percent",
+    "power_draw_mw",
+    "clock_sm_mhz",
+    "clock_memory_mhz",
+    "clocks_event_reasons",
+    "temperature_c",
+}
+
+
+class Run:
+    """A sampler of one waiting process on a clock that the test moves."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        self.clock = ManualClock()
+        self.path = path
+        self.target = Target(pid)
+        self.sampler = Sampler(self.target, path, gpus=NoGpus("nvml_off"), clock=self.clock, interval_ns=INTERVAL_NS)
+
+    def use_gpus(self) -> None:
+        self.sampler.use(Gpus.open(clock=self.clock.mono_ns))
+
+    def ticks(self, num: int) -> None:
+        for _ in range(num):
+            self.sampler.tick()
+            self.clock.pass_ns(INTERVAL_NS)
+
+    def finish(self, status: str = "stopped") -> Log:
+        self.sampler.finish(status)
+        return read_log(self.path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Give a sampler of a process that waits."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        made = Run(tmp_path / "monitor.jsonl", process.pid)
+        yield made
+        made.target.close()
+        process.kill()
+
+
+def samples_of(log: Log) -> list[Sample]:
+    """Return the samples of a log."""
+    return [record for record in log.records if isinstance(record, Sample)]
+
+
+def test_without_devices_the_log_has_the_same_form(run: Run) -> None:
+    """Host fields are read, devices are an empty list, and the header says why."""
+    run.sampler.begin()
+    run.ticks(11)
+    log = run.finish()
+    header, end = log.records[0], log.records[-1]
+    assert isinstance(header, Header)
+    assert (header.reason, header.devices, header.memory_api) == ("nvml_off", (), None)
+    assert header.target["pid"] == run.target.pid
+    samples = samples_of(log)
+    assert [set(sample.host or {}) for sample in samples] == [HOST | {"pss_bytes"}, *[HOST] * 9, HOST | {"pss_bytes"}]
+    assert all(sample.gpus == {} for sample in samples)
+    assert isinstance(end, End)
+    assert (end.num_samples, end.num_missed, end.num_gaps, end.status) == (11, 0, 0, "stopped")
+    assert (end.nvml_s, end.nvml_calls, end.num_dropped_records) == (0, {}, 0)
+
+
+def test_devices_are_read_by_tier(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cheap fields at every tick, processes once a second, the energy counter at marks only."""
+    fake_nvml.install(fake_nvml.H200, tmp_path, monkeypatch)
+    run.use_gpus()
+    run.sampler.begin()
+    run.ticks(21)
+    assert set(run.sampler.mark("fit begin")["energy_mj"]) == {UUID}
+    log = run.finish()
+    header, end = log.records[0], log.records[-1]
+    assert isinstance(header, Header)
+    assert isinstance(end, End)
+    assert (header.reason, header.memory_api) == (None, "v2")
+    assert [device["uuid"] for device in header.devices] == [UUID]
+    fields = [set(sample.gpus[UUID]) for sample in samples_of(log)]
+    is_slow = ["process_memory_bytes" in names for names in fields]
+    assert is_slow == [index % 10 == 0 for index in range(21)]
+    assert all(names >= FAST for names in fields)
+    assert not any("energy_mj" in names for names in fields)
+    marks = [record for record in log.records if isinstance(record, Mark)]
+    assert [mark.name for mark in marks] == ["begin", "fit begin", "end"]
+    assert all(mark.energy_mj[UUID] for mark in marks)
+    assert end.nvml_calls["power_usage"]["num"] == 21
+    assert end.distinct[f"gpu:{UUID}.power_draw_mw"] == 1
+
+
+def test_the_reason_of_a_null_stands_before_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader always knows why a field is None, and reasons are not repeated."""
+    power = [{"value": 5000}, {"error": 3, "from_call": 3}]
+    fake_nvml.install(fake_nvml.scenario(fake_nvml.device(power_usage=power)), tmp_path, monkeypatch)
+    run.use_gpus()
+    run.sampler.begin()
+    run.ticks(8)
+    log = run.finish()
+    reasons: dict[str, str] = {}
+    nulls = []
+    for record in log.records:
+        if isinstance(record, ReasonsChanged):
+            reasons = dict(record.fields)
+        if isinstance(record, Sample):
+            names = [f"gpu:{UUID}.{field}" for field, value in record.gpus[UUID].items() if value is None]
+            nulls += [(name, reasons[name]) for name in names]
+    name = f"gpu:{UUID}.power_draw_mw"
+    assert (name, "not_supported") in nulls
+    changes = [record for record in log.records if isinstance(record, ReasonsChanged)]
+    assert len({tuple(sorted(change.fields.items())) for change in changes}) == len(changes)
+
+
+def test_a_device_that_is_lost_leaves_a_gap(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time without readings is a record, the values are None, and the host goes on."""
+    names = ("memory_v2", "memory", "utilization", "power_usage", "clock_sm", "clock_memory", "reasons", "temperature")
+    base = fake_nvml.device()["calls"]
+    lost: dict[str, Any] = {
+        name: [{"value": base[name]}, {"error": 15, "from_call": 5}, {"value": base[name], "from_call": 8}]
+        for name in names
+    }
+    fake_nvml.install(fake_nvml.scenario(fake_nvml.device(**lost)), tmp_path, monkeypatch)
+    run.use_gpus()
+    run.sampler.begin()
+    run.ticks(100)
+    log = run.finish()
+    gaps = [record for record in log.records if isinstance(record, Gap) and record.device == UUID]
+    assert gaps
+    assert {gap.reason for gap in gaps} == {"lost"}
+    absent = [
+        sample.mono_ns
+        for sample in samples_of(log)
+        if all(value is None for value in sample.gpus.get(UUID, {}).values())
+    ]
+    assert absent
+    assert all(any(gap.begin_ns <= mono_ns <= gap.end_ns for gap in gaps) for mono_ns in absent)
+    assert all((sample.host or {})["rss_bytes"] for sample in samples_of(log))
+
+
+def test_a_hold_up_is_a_gap_and_is_counted(run: Run) -> None:
+    """Deadlines that passed meanwhile are missed, not made up for."""
+    run.sampler.begin()
+    run.ticks(3)
+    run.clock.pass_ns(7 * INTERVAL_NS + INTERVAL_NS // 2)
+    run.ticks(3)
+    log = run.finish()
+    samples, end = samples_of(log), log.records[-1]
+    (gap,) = (record for record in log.records if isinstance(record, Gap))
+    assert (gap.begin_ns, gap.end_ns, gap.reason) == (samples[2].mono_ns, samples[3].mono_ns, "late")
+    assert [sample.late_ns for sample in samples[:4]] == [0, 0, 0, INTERVAL_NS // 2]
+    assert isinstance(end, End)
+    assert (end.num_samples, end.num_missed, end.late_ns["max"]) == (6, 7, INTERVAL_NS // 2)
+    assert [dict(one)["reason"] for one in end.gaps] == ["late"]
+
+
+def test_sleep_and_a_clock_that_is_set_are_events(run: Run) -> None:
+    """Whatever spans them can be voided; durations do not change."""
+    run.sampler.begin()
+    run.ticks(2)
+    run.clock.sleep_s(60)
+    run.ticks(2)
+    run.clock.wall -= 3600 * 10**9
+    run.ticks(2)
+    log = run.finish()
+    events = {record.name: record.data["size_ns"] for record in log.records if isinstance(record, Event)}
+    assert events == {"suspend": 60 * 10**9, "wall_step": -3600 * 10**9}
+    assert [record.reason for record in log.records if isinstance(record, Gap)] == ["suspend"]
+    times = [sample.mono_ns for sample in samples_of(log)]
+    assert [after - before for before, after in pairwise(times)] == [INTERVAL_NS] * 5
+
+
+def test_the_end_of_the_target_is_recorded(tmp_path: Path) -> None:
+    """With the signal that ended it, before the last record."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        run = Run(tmp_path / "monitor.jsonl", process.pid)
+        run.sampler.begin()
+        run.ticks(1)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        run.sampler.note_exit()
+        log = run.finish("target_exit")
+        run.target.close()
+    (found,) = (record for record in log.records if isinstance(record, TargetExit))
+    assert found.status == {"returncode": None, "signal": "SIGKILL"}
+    end = log.records[-1]
+    assert isinstance(end, End)
+    assert end.status == "target_exit"
+
+
+def test_devices_satisfy_what_the_sampler_asks() -> None:
+    """The readers of devices and of none are interchangeable."""
+    readers: list[type[GpuReader]] = [Gpus, NoGpus]
+    assert readers
+
+
+def test_memory_stays_flat(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two thousand samples more leave nothing behind."""
+    fake_nvml.install(fake_nvml.H200, tmp_path, monkeypatch)
+    run.use_gpus()
+    run.sampler.begin()
+    run.ticks(500)
+    tracemalloc.start()
+    try:
+        run.ticks(100)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        run.ticks(2000)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 20_000
+    run.finish()

@@ -1,0 +1,91 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lucid_profiler.monitor.schedule import Distribution, Pacer, Schedule
+
+
+@given(
+    interval_ns=st.integers(1, 10**6),
+    steps_ns=st.lists(st.integers(0, 10**7), max_size=50),
+    begin_ns=st.integers(0, 10**15),
+)
+def test_every_deadline_is_taken_or_missed(interval_ns: int, steps_ns: list[int], begin_ns: int) -> None:
+    """Deadlines stay on their grid however late they are served, none is served twice, and none is forgotten."""
+    schedule = Schedule(begin_ns, interval_ns=interval_ns)
+    now_ns = begin_ns
+    taken = []
+    for now_ns in itertools.accumulate(steps_ns, initial=begin_ns):
+        tick = schedule.take(now_ns)
+        if tick is not None:
+            assert 0 <= tick.late_ns < interval_ns
+            assert tick.deadline_ns + tick.late_ns == now_ns
+            taken.append(tick.deadline_ns)
+        assert now_ns < schedule.next_ns <= now_ns + interval_ns
+    assert taken == sorted(set(taken))
+    assert all((deadline_ns - begin_ns) % interval_ns == 0 for deadline_ns in taken)
+    num_due = (now_ns - begin_ns) // interval_ns + 1
+    assert schedule.num_taken + schedule.num_missed == num_due
+    assert schedule.num_taken == len(taken)
+
+
+def test_after_a_hold_up_one_tick_comes_and_not_many() -> None:
+    """Deadlines that have passed are counted as missed, not made up for."""
+    schedule = Schedule(0, interval_ns=100)
+    assert schedule.take(0) is not None
+    tick = schedule.take(1234)
+    assert tick is not None
+    assert (tick.deadline_ns, tick.late_ns, tick.num_missed) == (1200, 34, 11)
+    assert schedule.take(1299) is None
+    assert schedule.next_ns == 1300
+
+
+@pytest.mark.parametrize("interval_ns", [0, -1])
+def test_an_interval_must_be_above_zero(interval_ns: int) -> None:
+    """Else there would be no next deadline."""
+    with pytest.raises(ValueError, match="must be above 0"):
+        Schedule(0, interval_ns=interval_ns)
+
+
+def test_work_is_done_once_a_period() -> None:
+    """A deadline exactly one period later is due, however late the last one was served."""
+    pacer = Pacer(period_ns=1000, max_share=0.5)
+    done = []
+    for deadline_ns in range(0, 3001, 100):
+        if pacer.is_due(deadline_ns):
+            done.append(deadline_ns)
+            pacer.spent(deadline_ns, 10)
+    assert done == [0, 1000, 2000, 3000]
+
+
+@given(costs_ns=st.lists(st.integers(0, 10**5), min_size=1, max_size=30), max_share=st.floats(0.001, 1))
+def test_work_never_takes_more_than_its_share(costs_ns: list[int], max_share: float) -> None:
+    """Until the next beginning, what was done fills at most its share of the time."""
+    pacer = Pacer(period_ns=0, max_share=max_share)
+    now_ns = 0
+    for cost_ns in costs_ns:
+        pacer.spent(now_ns, cost_ns)
+        while not pacer.is_due(now_ns):
+            now_ns += 1000
+    assert sum(costs_ns) <= max_share * (now_ns + len(costs_ns)) + len(costs_ns)
+
+
+@given(durations_ns=st.lists(st.integers(0, 2**40), min_size=1), share=st.floats(0, 1))
+def test_a_quantile_is_within_its_precision(durations_ns: list[int], share: float) -> None:
+    """The distribution's quantile is the one of the sorted values, within 1.6 %; the maximum is exact."""
+    distribution = Distribution()
+    for duration_ns in durations_ns:
+        distribution.add(duration_ns)
+    wanted = max(1, share * len(durations_ns))
+    exact = next(value for rank, value in enumerate(sorted(durations_ns), start=1) if rank >= wanted)
+    quantile = distribution.quantile(share)
+    assert quantile is not None
+    assert abs(quantile - exact) <= 0.016 * exact
+    assert distribution.max_ns == max(durations_ns)
+
+
+def test_nothing_has_no_quantile() -> None:
+    """A run without samples has no lateness, rather than one of 0."""
+    assert Distribution().summary() == {"median": None, "p99": None, "max": None}

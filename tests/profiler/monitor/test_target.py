@@ -1,0 +1,172 @@
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lucid_profiler.errors import EnvironmentUnusableError
+from lucid_profiler.monitor.target import ExitStatus, Target, open_pidfd
+
+LIMIT_S = 20
+WAITING = "import sys; sys.exit(int(sys.stdin.readline() or 0))"
+
+
+@pytest.fixture
+def process() -> Iterator["subprocess.Popen[bytes]"]:
+    """Give a process that ends with the status that it reads."""
+    with subprocess.Popen([sys.executable, "-c", WAITING], stdin=subprocess.PIPE, env={"SOME": "thing=é"}) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def target(process: "subprocess.Popen[bytes]") -> Iterator[Target]:
+    """Give the process as a target."""
+    target = Target(process.pid)
+    yield target
+    target.close()
+
+
+def end(process: "subprocess.Popen[bytes]", status: int, *, is_reaped: bool) -> None:
+    """Have the process end with a status, and wait for that."""
+    assert process.stdin is not None
+    process.stdin.write(f"{status}\n".encode())
+    process.stdin.close()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    if is_reaped:
+        process.wait(LIMIT_S)
+
+
+def test_a_target_is_known_by_number_start_and_command(process: "subprocess.Popen[bytes]", target: Target) -> None:
+    """The header of a log tells which process was meant."""
+    assert target.describe() == {
+        "pid": process.pid,
+        "start_ticks": target.start_ticks,
+        "argv": [sys.executable, "-c", WAITING],
+    }
+    assert target.start_ticks is not None
+    assert not target.has_ended()
+    assert target.exit_status() is None
+
+
+def test_the_environment_is_the_target_s_own(target: Target) -> None:
+    """Devices are chosen by what the target was started with, not by what the monitor was."""
+    environ = target.environ()
+    assert environ is not None
+    assert environ["SOME"] == "thing=é"
+    assert "PATH" not in environ
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_the_status_of_a_target_is_known(
+    process: "subprocess.Popen[bytes]", target: Target, *, is_reaped: bool
+) -> None:
+    """Before its parent asks for it, and on newer systems afterwards; elsewhere it is None, not 0."""
+    end(process, 3, is_reaped=is_reaped)
+    assert target.has_ended()
+    expected = [ExitStatus(returncode=3, signal=None)]
+    assert target.exit_status() in (expected if not is_reaped else [*expected, None])
+    assert target.environ() is None
+
+
+def test_a_signal_that_ended_the_target_is_named(process: "subprocess.Popen[bytes]", target: Target) -> None:
+    """A kill -9 is told from a status."""
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert target.exit_status() == ExitStatus(returncode=None, signal="SIGKILL")
+
+
+def test_a_process_that_has_ended_cannot_be_followed(process: "subprocess.Popen[bytes]") -> None:
+    """Neither a zombie nor a free number."""
+    for is_reaped in (False, True):
+        if not is_reaped:
+            end(process, 0, is_reaped=False)
+        else:
+            process.wait(LIMIT_S)
+        with pytest.raises(EnvironmentUnusableError, match=f"process {process.pid} does not exist"):
+            Target(process.pid)
+
+
+def test_another_process_of_that_number_is_refused(process: "subprocess.Popen[bytes]", target: Target) -> None:
+    """Who knows when the target was started cannot get one that took over its number."""
+    assert target.start_ticks is not None
+    Target(process.pid, start_ticks=target.start_ticks).close()
+    with pytest.raises(EnvironmentUnusableError, match="does not exist"):
+        Target(process.pid, start_ticks=target.start_ticks - 1)
+
+
+@pytest.mark.parametrize("pid", [2**22 + 1, 2**31, 2**70])
+def test_a_number_that_no_process_can_have_is_refused(pid: int) -> None:
+    """Whatever is asked for, the answer is one sentence."""
+    with pytest.raises(EnvironmentUnusableError, match=f"process {pid} does not exist"):
+        Target(pid)
+
+
+def test_a_thread_is_no_process() -> None:
+    """Following a thread would end with the thread."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with pytest.raises(EnvironmentUnusableError, match="does not exist"):
+            Target(thread.native_id or 0)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_interpreters_without_the_function_use_the_system_call(
+    process: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some are built with headers older than the system they run on."""
+    monkeypatch.delattr(os, "pidfd_open")
+    fd = open_pidfd(process.pid)
+    try:
+        end(process, 0, is_reaped=True)
+        assert select.select([fd], [], [], LIMIT_S)[0] == [fd]
+    finally:
+        os.close(fd)
+    with pytest.raises(ProcessLookupError):
+        open_pidfd(process.pid)
+
+
+def test_no_descriptor_is_left_where_a_target_is_refused(process: "subprocess.Popen[bytes]") -> None:
+    """A daemon that is asked again and again stays as it is."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        with pytest.raises(EnvironmentUnusableError):
+            Target(process.pid, start_ticks=1)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_the_first_process_of_a_namespace_can_be_followed() -> None:
+    """In a container the training is often process 1."""
+    script = (
+        "import os, sys; from lucid_profiler.monitor.target import Target; "
+        "from lucid_profiler.monitor.tree import Tree\n"
+        "if os.fork() == 0:\n"
+        "    target = Target(1)\n"
+        "    tree = Tree(1, start_ticks=target.start_ticks); tree.scan()\n"
+        "    print(os.getppid(), tree.read()[0]['num_processes'], flush=True); os._exit(0)\n"
+        "os.wait()"
+    )
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    if "unshare" in done.stderr:
+        pytest.skip("namespaces are not allowed here")
+    assert (done.stdout, done.stderr) == ("1 2\n", "")
+
+
+def test_a_namespace_with_the_proc_of_another_one_is_noticed() -> None:
+    """Without a /proc of its own, numbers mean other processes there: nothing is read from it."""
+    script = "from lucid_profiler.monitor.target import Target; import os; print(Target(os.getpid()).describe())"
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    if "unshare" in done.stderr:
+        pytest.skip("namespaces are not allowed here")
+    assert done.stdout == "{'pid': 1, 'start_ticks': None, 'argv': None}\n"

@@ -1,0 +1,266 @@
+"""What a report says of a monitor's log: metrics of the wall, series, the account of the memory."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_profiler.collect_monitor import Monitored, observe_monitor, unmonitored
+from lucid_profiler.context import Measured
+from lucid_profiler.entries import AllocatorEntry
+from lucid_profiler.memory_account import memory_account
+from lucid_profiler.monitor.log import LogWriter
+from lucid_profiler.monitor.records import End, Event, Gap, Header, Mark, ReasonsChanged, Record, Sample
+from lucid_profiler.monitor_mark import FIT_MARKS
+from lucid_profiler.records import Samples, Wall
+
+S = 1_000_000_000
+MIB = 2**20
+GPU = "GPU-1"
+WALL = Wall(source="fit", begin_ns=10 * S, end_ns=20 * S)
+
+
+def header(**fields: Any) -> Header:
+    """Return the header of a log with one GPU."""
+    known: dict[str, Any] = {
+        "target": {"pid": 1, "start_ticks": 2, "argv": ["train"]},
+        "started": "2026-01-01T00:00:00Z",
+        "anchor": {"mono_ns": 0, "wall_ns": 0, "boot_ns": 0, "uncertainty_ns": 0},
+        "interval_ns": S // 10,
+        "tiers": {"fast_ns": S // 10, "slow_ns": S},
+        "devices": ({"uuid": GPU, "name": "H200", "memory_total_bytes": 141 * 2**30, "is_target": True},),
+        "memory_api": "v2",
+        "reason": None,
+        "versions": {},
+    }
+    return Header(**{**known, **fields})
+
+
+def sample(at_s: float, *, host: dict[str, Any] | None = None, **gpu: Any) -> Sample:
+    """Return a sample of the one GPU."""
+    return Sample(mono_ns=int(at_s * S), late_ns=1000, host=host or {}, gpus={GPU: gpu} if gpu else {})
+
+
+def end(**fields: Any) -> End:
+    """Return the last record of a log."""
+    known: dict[str, Any] = {
+        "mono_ns": 21 * S,
+        "num_samples": 1,
+        "num_missed": 2,
+        "late_ns": {"median": 1000, "p99": 2000, "max": 3000},
+        "gaps": (),
+        "num_gaps": 0,
+        "distinct": {},
+        "own_cpu_s": 0.1,
+        "wall_s": 20.0,
+        "nvml_s": 0.01,
+        "nvml_calls": {},
+        "num_dropped_records": 0,
+        "status": "target_exit",
+    }
+    return End(**{**known, **fields})
+
+
+def observed(folder: Path, *records: Record, head: Header | None = None, wall: Wall = WALL) -> Monitored:
+    """Write a log and return what is made of it."""
+    path = folder / "monitor.jsonl"
+    writer = LogWriter(path, header=lambda _: head or header(), mono_ns=lambda: 0)
+    for record in records:
+        assert writer.write(record)
+    writer.close()
+    return observe_monitor(path, run=3, wall=wall)
+
+
+def every_second(**gpu: Any) -> list[Sample]:
+    """Return samples from 8 s to 22 s that read the same."""
+    return [sample(at, host={"cpu_time_s": float(at)}, **gpu) for at in range(8, 23)]
+
+
+def test_means_are_of_the_wall_and_of_readings_that_exist(tmp_path: Path) -> None:
+    """Samples outside the wall and nulls inside it count on neither side."""
+    samples = [
+        sample(9, power_draw_mw=900_000, utilization_gpu_percent=100),
+        sample(11, power_draw_mw=100_000, utilization_gpu_percent=40),
+        sample(12, power_draw_mw=None, utilization_gpu_percent=None),
+        sample(13, power_draw_mw=300_000, utilization_gpu_percent=60),
+        sample(21, power_draw_mw=900_000, utilization_gpu_percent=100),
+    ]
+    metrics = observed(tmp_path, *samples, end()).metrics
+    assert metrics["gpu_power"].value == pytest.approx(200.0)
+    assert metrics["gpu_utilization"].value == pytest.approx(0.5)
+
+
+def test_cpu_time_is_the_growth_in_the_wall(tmp_path: Path) -> None:
+    """From the last sample before its begin to the last one before its end."""
+    assert observed(tmp_path, *every_second(power_draw_mw=1), end()).metrics["cpu_time"].value == 10.0
+
+
+def test_an_unreadable_field_keeps_its_reason(tmp_path: Path) -> None:
+    """Also for the metric that is made of it; nothing becomes 0."""
+    why = ReasonsChanged(mono_ns=S, fields={f"gpu:{GPU}.power_draw_mw": "not_supported"})
+    seen = observed(tmp_path, why, *every_second(power_draw_mw=None), end())
+    assert (seen.metrics["gpu_power"].value, seen.metrics["gpu_power"].reason) == (None, "not_supported")
+    assert seen.metrics["gpu_energy"].value is None
+    assert seen.report.reasons == {f"gpu:{GPU}.power_draw_mw": "not_supported"}
+
+
+def test_a_run_shorter_than_the_readings_window_has_no_mean(tmp_path: Path) -> None:
+    """One reading of power may cover a whole second."""
+    wall = Wall(source="fit", begin_ns=10 * S, end_ns=10 * S + S // 3)
+    metrics = observed(tmp_path, *every_second(power_draw_mw=1, utilization_gpu_percent=1), end(), wall=wall).metrics
+    assert {metrics[name].reason for name in ("gpu_power", "gpu_utilization")} == {"below_resolution"}
+
+
+def test_energy_is_the_counters_where_the_ends_were_marked(tmp_path: Path) -> None:
+    """Else it comes from the power readings, and the report says which, with its bound."""
+    marks = [
+        Mark(mono_ns=10 * S, name=FIT_MARKS[0], energy_mj={GPU: 1_000_000}, read_ns=10 * S),
+        Mark(mono_ns=20 * S, name=FIT_MARKS[1], energy_mj={GPU: 4_000_000}, read_ns=20 * S),
+    ]
+    samples = every_second(power_draw_mw=300_000)
+    counted = observed(tmp_path, *marks, *samples, end())
+    (tmp_path / "monitor.jsonl").unlink()
+    held = observed(tmp_path, *samples, end())
+    assert [one.source for one in counted.report.energy] == ["counter"]
+    assert counted.metrics["gpu_energy"].value == pytest.approx(3000.0)
+    assert [one.source for one in held.report.energy] == ["power_held"]
+    assert held.metrics["gpu_energy"].value == pytest.approx(3000.0)
+    assert counted.report.energy[0].bound_j == pytest.approx(30.0)
+
+
+def test_two_energies_that_disagree_are_a_note(tmp_path: Path) -> None:
+    """The counter says ten times what the power readings say."""
+    marks = [
+        Mark(mono_ns=10 * S, name=FIT_MARKS[0], energy_mj={GPU: 0}, read_ns=10 * S),
+        Mark(mono_ns=20 * S, name=FIT_MARKS[1], energy_mj={GPU: 30_000_000}, read_ns=20 * S),
+    ]
+    seen = observed(tmp_path, *marks, *every_second(power_draw_mw=300_000), end())
+    assert any("30000.0 J" in note and "3000.0 J" in note for note in seen.report.notes)
+
+
+def test_of_several_devices_those_count_in_which_the_run_has_memory(tmp_path: Path) -> None:
+    """And where nobody can say which, the metric is null rather than the sum of the machine."""
+    devices = tuple({"uuid": uuid, "is_target": True} for uuid in (GPU, "GPU-2"))
+    both = [
+        Sample(mono_ns=at * S, late_ns=0, host={}, gpus={GPU: {"power_draw_mw": 100}, "GPU-2": {"power_draw_mw": 7}})
+        for at in range(8, 23)
+    ]
+    assert observed(tmp_path, *both, end(), head=header(devices=devices)).metrics["gpu_power"].reason == "pid_namespace"
+    (tmp_path / "monitor.jsonl").unlink()
+    mine = sample(11, process_memory_bytes=5 * MIB)
+    metrics = observed(tmp_path, *both, mine, end(), head=header(devices=devices)).metrics
+    assert metrics["gpu_power"].value == pytest.approx(0.1)
+    assert metrics["gpu_process_memory"].value == 5 * MIB
+
+
+def test_series_are_split_by_how_often_a_field_is_read(tmp_path: Path) -> None:
+    """Columns are equally long, none has a null where nothing was asked."""
+    samples = [sample(10, a=1), sample(11, a=None, slow=5), sample(12, a=3)]
+    series = {one.series: one for one in observed(tmp_path, *samples, end()).samples if one.series.startswith("gpu")}
+    assert series[f"gpu:{GPU}"].columns["a"] == (1, None, 3)
+    assert series[f"gpu:{GPU}:slow"].columns == {"mono_ns": (11 * S,), "late_ns": (1000,), "slow": (5,)}
+    assert all(one.run == 3 for one in series.values())
+
+
+def test_long_series_are_cut_into_records(tmp_path: Path) -> None:
+    """None holds more rows than the format allows, and none is lost."""
+    samples = [sample(1 + at / 1000, a=at) for at in range(Samples.MAX_ROWS + 5)]
+    parts = [one for one in observed(tmp_path, *samples, end()).samples if one.series == f"gpu:{GPU}"]
+    assert [len(part.columns["a"]) for part in parts] == [Samples.MAX_ROWS, 5]
+
+
+def test_the_log_s_own_account_is_in_the_report(tmp_path: Path) -> None:
+    """Missed deadlines, gaps, events, and what sampling cost."""
+    gap = Gap(begin_ns=S, end_ns=2 * S, reason="lost")
+    event = Event(mono_ns=S, name="wall_step", data={})
+    last = end(gaps=({"begin_ns": S, "end_ns": 2 * S, "reason": "lost"},), num_gaps=1)
+    report = observed(tmp_path, gap, event, *every_second(a=1), last).report
+    assert (report.num_samples, report.num_missed, report.own_cpu_s, report.nvml_s) == (15, 2, 0.1, 0.01)
+    assert [one.reason for one in report.gaps] == ["lost"]
+    assert report.events == {"wall_step": 1}
+    assert (report.late_median_ns, report.late_max_ns) == (1000, 1000)
+
+
+def test_a_log_without_its_end_is_read_and_said(tmp_path: Path) -> None:
+    """A monitor that was killed leaves its samples."""
+    report = observed(tmp_path, *every_second(power_draw_mw=1)).report
+    assert report.num_samples == 15
+    assert any("without its last record" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a log\n{}\n"])
+def test_a_log_that_cannot_be_read_raises_nothing(tmp_path: Path, content: bytes | None) -> None:
+    """The run counts all the same, its metrics are null with the reason."""
+    path = tmp_path / "monitor.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    seen = observe_monitor(path, run=0, wall=WALL)
+    assert seen == unmonitored("no_monitor_log")
+    assert {metric.reason for metric in seen.metrics.values()} == {"no_monitor_log"}
+
+
+def test_without_a_driver_the_same_metrics_are_null(tmp_path: Path) -> None:
+    """The schema does not depend on the machine."""
+    host = [sample(at, host={"cpu_time_s": float(at)}) for at in range(8, 23)]
+    seen = observed(tmp_path, *host, end(), head=header(devices=(), reason="no_driver", memory_api=None))
+    assert seen.metrics.keys() == unmonitored("x").metrics.keys()
+    assert seen.metrics["cpu_time"].value == 10.0
+    assert {metric.reason for name, metric in seen.metrics.items() if name != "cpu_time"} == {"no_driver"}
+
+
+def _account(samples: Sequence[Sample], *, context: Measured | None, pools: int | None = 0) -> dict[str, int | None]:
+    entries = [
+        AllocatorEntry(
+            mono_ns=at * S,
+            step=at,
+            device=0,
+            allocated_bytes=300 * MIB,
+            reserved_bytes=400 * MIB,
+            private_pools_bytes=pools,
+            private_pools_allocated_bytes=pools,
+        )
+        for at in range(8, 23)
+    ]
+    account = memory_account(GPU, samples, allocator=entries, context=context, reasons={})
+    assert account is not None
+    return {row.name: row.value_bytes for row in account.rows}
+
+
+def _memory(at_s: float, used_mib: int) -> Sample:
+    total, reserved = 10_000 * MIB, 500 * MIB
+    used = used_mib * MIB
+    return sample(
+        at_s,
+        memory_total_bytes=total,
+        memory_reserved_bytes=reserved,
+        memory_used_bytes=used,
+        memory_free_bytes=total - reserved - used,
+        process_memory_bytes=900 * MIB,
+        others_memory_bytes=50 * MIB,
+    )
+
+
+def test_the_account_is_of_the_largest_moment_and_adds_up() -> None:
+    """Each level is the sum of the next one."""
+    rows = _account([_memory(9, 900), _memory(10, 960), _memory(11, 930)], context=Measured(bytes=490 * MIB))
+    assert rows["used on the device"] == (960 + 500) * MIB
+    assert rows["used on the device"] == sum(
+        rows[name] or 0 for name in ("reserved by the driver", "other processes", "this run", "residue of the device")
+    )
+    assert rows["residue of the run"] == (900 - 490 - 400) * MIB
+    assert rows["cached"] == 100 * MIB
+
+
+def test_what_was_not_measured_is_null_in_the_account() -> None:
+    """An unknown context leaves the residue unknown, and does not make it larger."""
+    rows = _account([_memory(10, 960)], context=None, pools=None)
+    assert rows["residue of the run"] is None
+    assert rows["cached"] is None
+    assert rows["reserved by torch"] == 400 * MIB
+
+
+def test_figures_that_are_too_old_do_not_count() -> None:
+    """The allocator's last line was eight seconds before the sample."""
+    rows = _account([_memory(30, 960)], context=Measured(bytes=1))
+    assert rows["reserved by torch"] is None
