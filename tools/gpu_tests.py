@@ -61,6 +61,7 @@ def run(output: Path, arguments: list[str]) -> int:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "command": "make test-gpu",
+        "tests": [argument for argument in arguments if argument.startswith("tests/")] or ["tests"],
         "passed": counts.outcomes["passed"],
         "skipped": counts.outcomes["skipped"],
         "failed": counts.outcomes["failed"],
@@ -77,7 +78,7 @@ def sentence(evidence: dict[str, Any]) -> str:
     return (
         f"{evidence['device']}, driver {evidence['driver']}, torch {evidence['torch']}, Python {evidence['python']}, "
         f"{evidence['date'][:10]}: {evidence['passed']} passed, {evidence['failed']} failed, "
-        f"{evidence['skipped']} skipped"
+        f"{evidence['skipped']} skipped (of {', '.join(evidence['tests'])})"
     )
 
 

@@ -66,6 +66,7 @@ def test_monitors_and_kernels_come_back_as_they_were_written(
     path: Path, make_header: Callable[..., Header], make_run: Callable[..., Run]
 ) -> None:
     """Every field of what is sampled beside a run, and of a traced process."""
+    missing = MemoryRow(name="used", value_bytes=None, reason="gap")
     monitor = MonitorReport(
         interval_ns=1,
         num_samples=2,
@@ -76,13 +77,11 @@ def test_monitors_and_kernels_come_back_as_they_were_written(
         own_cpu_s=0.5,
         devices=(MonitoredDevice(uuid="GPU-1", parent_uuid=None),),
         energy=(DeviceEnergy(uuid="GPU-1", value_j=None, source="counter", reason="not_marked"),),
-        memory=(
-            MemoryAccount(uuid="GPU-1", mono_ns=4, rows=(MemoryRow(name="used", value_bytes=None, reason="gap"),)),
-        ),
+        memory=(MemoryAccount(uuid="GPU-1", mono_ns=4, rows=(missing,)),),
     )
     row = KernelRow(name="a\nb", kind="kernel", count=2, total_ns=4, median_ns=2, count_per_step=1.0, ns_per_step=2.0)
     table = KernelTable(pid=7, device="cuda", num_warmup_steps=8, num_steps=2, rows=(row,), launches=Launches(graphs=2))
-    run = dataclasses.replace(make_run(), monitor=monitor)
+    run = dataclasses.replace(make_run(0), monitor=monitor)
     kernels = Kernels(arm="native", status="ok", table=table)
     with Writer(path) as writer:
         for record in (make_header(), run, kernels):
