@@ -37,7 +37,7 @@ def _quality(monitors: Sequence[MonitorReport]) -> list[str]:
     shares = [one.own_cpu_s / one.wall_s for one in monitors if one.own_cpu_s is not None and one.wall_s]
     if shares:
         words.append(f"its own CPU share {median(shares):.1%}")
-    nvml = [one.nvml_s / one.wall_s for one in monitors if one.nvml_s and one.wall_s]
+    nvml = [one.nvml_s / one.wall_s for one in monitors if one.devices and one.nvml_s and one.wall_s]
     if nvml:
         words.append(f"inside NVML {median(nvml):.2%} of the time")
     gaps = Counter(gap.reason for one in monitors for gap in one.gaps)
