@@ -130,8 +130,8 @@ GUARDS = (
     Guard(
         "gradients of another layout at a known address",
         "certificate",
-        "            self.gradient_addresses = []\n",
-        "            pass\n",
+        "self.gradient_addresses = []  # first",
+        "pass  # first",
         _replay("a_gradient_that_reaches_written_memory_by_its_strides_is_native"),
     ),
     Guard(
@@ -257,9 +257,25 @@ GUARDS = (
     Guard(
         "hyperparameters on written memory",
         "capture",
-        "                elif any(map(self.certificate.meets, step.scalar_tensors(position))):\n",
-        "                elif False:\n",
+        "            if any(map(self.certificate.meets, step.scalar_tensors(position))):\n",
+        "            if False:\n",
         _capture("a_learned_learning_rate_is_native"),
+    ),
+    Guard(
+        "hyperparameters of groups outside the recording",
+        "capture",
+        "            if any(map(self.certificate.meets, step.scalar_tensors(position))):\n",
+        "            if position not in self.ineligible and any(\n"
+        "                map(self.certificate.meets, step.scalar_tensors(position))\n"
+        "            ):\n",
+        _capture("a_native_group_s_learning_rate_on_replayed_memory_is_native"),
+    ),
+    Guard(
+        "a first graph without operations",
+        "recording",
+        "        if not self._inputs.submit():\n",
+        "        self._inputs.submit()\n        if False:\n",
+        _capture("no_recording_is_empty"),
     ),
     Guard(
         "the default dtype",

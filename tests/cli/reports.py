@@ -10,6 +10,7 @@ from typing import Any
 from lucid_cli.experiment import ARMS, RULES, plan_slots
 from lucid_cli.recorder import Recorder, make_env
 from lucid_profiler.collect import Observation
+from lucid_profiler.collect_device import Inside
 from lucid_profiler.digest import digest_state
 from lucid_profiler.reader import Report
 from lucid_profiler.records import (
@@ -149,7 +150,7 @@ def _observation(run: Run, model: Any) -> Observation:
         wall=run.wall,
         metrics=run.metrics,
         capture=run.capture,
-        allocator=(),
+        devices=Inside(),
         agent=run.agent,
         phases=(),
         states=states,

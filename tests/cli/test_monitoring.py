@@ -92,7 +92,7 @@ def test_sampling_can_be_switched_off(
 ) -> None:
     """The driver alone, or everything; the report says so."""
     env = fake_nvml.environment(fake_nvml.H200, tmp_path)
-    ran = lucid.profile(sys.executable, "-c", "import time; time.sleep(0.5)", options=option, env=env)
+    ran = lucid.profile(sys.executable, "-c", "import time; time.sleep(1.8)", options=option, env=env)
     assert ran.code == 0, ran.err
     for run in ran.records("run"):
         assert run["metrics"]["gpu_power"]["reason"] == reason
@@ -124,6 +124,38 @@ def test_a_traced_process_of_each_arm_is_never_among_the_runs(lucid: Lucid) -> N
         assert table["table"]["device"] == "cpu"
         assert any("addmm" in row["name"] for row in table["table"]["rows"])
     assert "never timed" in " ".join(ran.out.split())
+
+
+def test_no_timed_process_is_traced_by_inheritance(lucid: Lucid) -> None:
+    """What asks for a trace, or for saved values, does not come through from the surroundings."""
+    names = ("LUCID_KERNELS", "LUCID_SAVE_STATE", "LUCID_SAVE_NAME", "LUCID_SAVE_STEP", "LUCID_STEP_DIGESTS")
+    script = f"import os; assert not set(os.environ) & set({names})"
+    ran = lucid.profile(sys.executable, "-c", script, env=dict.fromkeys(names, "5"))
+    assert ran.code == 0, ran.err
+
+
+def test_what_a_monitor_takes_to_start_is_not_measured(lucid: Lucid, tmp_path: Path) -> None:
+    """Its package is slow to load here: neither the wall nor the limit of a run waits for it."""
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(
+        "import sys, time\nif 'lucid_profiler.monitor' in ' '.join(sys.orig_argv): time.sleep(1.5)\n"
+    )
+    env = {"PYTHONPATH": str(slow)}
+    ran = lucid.profile("sleep", "0.05", env=env)
+    assert ran.code == 0, ran.err
+    assert all(run["process_ns"] < 1_400_000_000 for run in ran.records("run"))
+    late = lucid.profile("sleep", "1", options=("--timeout", "0.5"), env=env)
+    assert late.code == 8, late.err
+    assert late.records("run")[0]["status"] == "timeout"
+
+
+@pytest.mark.parametrize("interval", ["nan", "-1", "0.0005", "inf", "7200"])
+def test_an_interval_that_cannot_be_kept_is_refused(lucid: Lucid, interval: str) -> None:
+    """Before anything runs."""
+    ran = lucid.profile("true", options=("--interval", interval))
+    assert ran.code == 2
+    assert not ran.report.exists()
 
 
 def test_kernels_need_the_agent(lucid: Lucid) -> None:

@@ -34,6 +34,7 @@ from lucid_optim import (
     RuleOptimizer,
     context,
     foreach,
+    graphs,
     private,
     recording,
 )
@@ -331,6 +332,56 @@ def test_a_rule_of_two_phases_is_captured(device: str) -> None:
     assert twins.replays() == [6, 6, 6]
 
 
+class HandOnRule(Rule):
+    """Plain SGD: its only phase hands the gradients on."""
+
+    hyperparameters: ClassVar[Mapping[str, Hyperparameter]] = {"lr": Hyperparameter(check=non_negative)}
+    is_capturable: ClassVar[bool] = True
+
+    def buffers(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return ()
+
+    def scalars(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def structure(self, group: dict[str, Any]) -> tuple[object, ...]:
+        return ()
+
+    def prepare(self, batch: Batch, structure: Any, scalars: Mapping[str, Any]) -> list[Tensor]:
+        return batch.grads
+
+
+class HandOn(RuleOptimizer):
+    """Runs it."""
+
+    rule = HandOnRule()
+
+    def __init__(self, params: Any, lr: float, **options: Any) -> None:
+        super().__init__(params, {"lr": lr}, **options)
+
+
+def test_a_native_group_s_learning_rate_on_replayed_memory_is_native(device: str) -> None:
+    """The group cannot be recorded itself; after the replay of another one it would read what that has written."""
+    both = []
+    for is_captured in (False, True):
+        torch.manual_seed(0)
+        first = Parameter(torch.randn(5, dtype=torch.float64, device=device))
+        second = Parameter(torch.full((4, 4), 0.1, device=device))
+        groups = [{"params": [first], "lr": second.data.view(-1)[0]}, {"params": [second], "lr": 0.01}]
+        both.append((first, second, MuSGD(groups, lr=0.1, capture_updates=is_captured)))
+    for step in range(6):
+        for first, second, optimizer in both:
+            generator = torch.Generator("cpu").manual_seed(step)
+            first.grad = torch.randn(5, generator=generator, dtype=torch.float64, device="cpu").to(device)
+            second.grad = torch.randn(4, 4, generator=generator, device="cpu").to(device)
+            optimizer.step()
+        assert bits(both[0][0]) == bits(both[1][0])
+        assert bits(both[0][1]) == bits(both[1][1])
+    report = both[1][2].capture_report()
+    assert report.groups[0].reasons.keys() >= {"shared_memory"}
+    assert [group.replays for group in report.groups] == [0, 0]
+
+
 class IdlePhaseRule(TwoPhaseRule):
     """Its second phase computes nothing: it writes what lies in a buffer."""
 
@@ -344,6 +395,35 @@ class IdlePhase(TwoPhase):
     """Runs it."""
 
     rule = IdlePhaseRule()
+
+
+def test_no_recording_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where gradients are copied before the graph, and the rule computes nothing."""
+    eager_graphs.install(monkeypatch)
+    nums: list[int] = []
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nums[-1] += func._schema.is_mutable
+            return func(*args, **(kwargs or {}))
+
+    def record(work: Callable[[], Any], device: torch.device) -> Any:
+        def counted() -> Any:
+            nums.append(0)
+            with Counting():  # type: ignore[no-untyped-call]
+                return work()
+
+        return eager_graphs.EagerRecorded(counted)
+
+    monkeypatch.setattr(graphs, "record", record)
+    for make in (HandOn, IdlePhase):
+        nums.clear()
+        twins = Twins("cpu", make)
+        for _ in range(4):
+            twins.step()
+        assert twins.replays() == [2, 2]
+        assert nums
+        assert all(nums)
 
 
 def test_a_phase_without_operations_is_captured(device: str) -> None:

@@ -97,7 +97,9 @@ def make_records() -> list[Record]:
         notes=("it said nothing",),
     )
     return [
-        make_header(command=("python", "caf\udce9.py", ""), slots=(Slot(slot=0, pair=0, arm="native"),)),
+        make_header(
+            method="paired/1", command=("python", "caf\udce9.py", ""), slots=(Slot(slot=0, pair=0, arm="native"),)
+        ),
         Env(scope="host", identity=identity, volatile={"$load": 0.5}, identity_digest=identity_digest(identity)),
         run,
         State(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lucid_profiler.collect_device import Inside
 from lucid_profiler.collect_monitor import Monitored, observe_monitor, unmonitored
 from lucid_profiler.context import Measured
 from lucid_profiler.entries import AllocatorEntry
@@ -27,8 +28,8 @@ def header(**fields: Any) -> Header:
         "target": {"pid": 1, "start_ticks": 2, "argv": ["train"]},
         "started": "2026-01-01T00:00:00Z",
         "anchor": {"mono_ns": 0, "wall_ns": 0, "boot_ns": 0, "uncertainty_ns": 0},
-        "interval_ns": S // 10,
-        "tiers": {"fast_ns": S // 10, "slow_ns": S},
+        "interval_ns": S,
+        "tiers": {"fast_ns": S, "slow_ns": S},
         "devices": ({"uuid": GPU, "name": "H200", "memory_total_bytes": 141 * 2**30, "is_target": True},),
         "memory_api": "v2",
         "reason": None,
@@ -62,14 +63,16 @@ def end(**fields: Any) -> End:
     return End(**{**known, **fields})
 
 
-def observed(folder: Path, *records: Record, head: Header | None = None, wall: Wall = WALL) -> Monitored:
+def observed(
+    folder: Path, *records: Record, head: Header | None = None, wall: Wall = WALL, inside: Inside | None = None
+) -> Monitored:
     """Write a log and return what is made of it."""
     path = folder / "monitor.jsonl"
     writer = LogWriter(path, header=lambda _: head or header(), mono_ns=lambda: 0)
     for record in records:
         assert writer.write(record)
     writer.close()
-    return observe_monitor(path, run=3, wall=wall)
+    return observe_monitor(path, run=3, wall=wall, inside=inside)
 
 
 def every_second(**gpu: Any) -> list[Sample]:
@@ -79,21 +82,48 @@ def every_second(**gpu: Any) -> list[Sample]:
 
 def test_means_are_of_the_wall_and_of_readings_that_exist(tmp_path: Path) -> None:
     """Samples outside the wall and nulls inside it count on neither side."""
+    inside = [sample(10 + at, power_draw_mw=100_000 * (1 + at % 2), utilization_gpu_percent=50) for at in range(10)]
     samples = [
         sample(9, power_draw_mw=900_000, utilization_gpu_percent=100),
-        sample(11, power_draw_mw=100_000, utilization_gpu_percent=40),
-        sample(12, power_draw_mw=None, utilization_gpu_percent=None),
-        sample(13, power_draw_mw=300_000, utilization_gpu_percent=60),
+        *inside,
+        sample(15.5, power_draw_mw=None, utilization_gpu_percent=None),
         sample(21, power_draw_mw=900_000, utilization_gpu_percent=100),
     ]
     metrics = observed(tmp_path, *samples, end()).metrics
-    assert metrics["gpu_power"].value == pytest.approx(200.0)
+    assert metrics["gpu_power"].value == pytest.approx(150.0)
     assert metrics["gpu_utilization"].value == pytest.approx(0.5)
 
 
+def test_a_mean_over_half_the_wall_is_none_of_the_wall(tmp_path: Path) -> None:
+    """The device was lost in the middle: what was read before says nothing of the rest."""
+    samples = [sample(at, power_draw_mw=100_000 if at < 15 else None) for at in range(8, 23)]
+    metric = observed(tmp_path, *samples, end()).metrics["gpu_power"]
+    assert (metric.value, metric.reason) == (None, "gap")
+
+
 def test_cpu_time_is_the_growth_in_the_wall(tmp_path: Path) -> None:
-    """From the last sample before its begin to the last one before its end."""
+    """From the sample at its begin to that at its end."""
     assert observed(tmp_path, *every_second(power_draw_mw=1), end()).metrics["cpu_time"].value == 10.0
+
+
+@pytest.mark.parametrize("kept", [range(8, 15), range(13, 23)], ids=["died early", "came late"])
+def test_cpu_time_of_half_the_wall_is_none_of_it(tmp_path: Path, kept: range) -> None:
+    """A monitor that was killed, or was late, has not seen what the process used."""
+    samples = [sample(at, host={"cpu_time_s": float(at)}) for at in kept]
+    metric = observed(tmp_path, *samples).metrics["cpu_time"]
+    assert (metric.value, metric.reason) == (None, "gap")
+
+
+def test_cpu_time_of_a_whole_process_begins_at_nothing(tmp_path: Path) -> None:
+    """The first sample comes after the process began."""
+    wall = Wall(source="process", begin_ns=5 * S, end_ns=20 * S)
+    assert observed(tmp_path, *every_second(a=1), end(), wall=wall).metrics["cpu_time"].value == 20.0
+
+
+def test_cpu_time_of_a_few_samples_is_below_the_resolution(tmp_path: Path) -> None:
+    """A difference of one sample's width would be a large share of it."""
+    wall = Wall(source="fit", begin_ns=10 * S, end_ns=15 * S)
+    assert observed(tmp_path, *every_second(a=1), end(), wall=wall).metrics["cpu_time"].reason == "below_resolution"
 
 
 def test_an_unreadable_field_keeps_its_reason(tmp_path: Path) -> None:
@@ -136,20 +166,27 @@ def test_two_energies_that_disagree_are_a_note(tmp_path: Path) -> None:
         Mark(mono_ns=20 * S, name=FIT_MARKS[1], energy_mj={GPU: 30_000_000}, read_ns=20 * S),
     ]
     seen = observed(tmp_path, *marks, *every_second(power_draw_mw=300_000), end())
-    assert any("30000.0 J" in note and "3000.0 J" in note for note in seen.report.notes)
+    assert any("30000.0 J" in note and "3000.0 J" in note for note in seen.notes)
 
 
 def test_of_several_devices_those_count_in_which_the_run_has_memory(tmp_path: Path) -> None:
     """And where nobody can say which, the metric is null rather than the sum of the machine."""
     devices = tuple({"uuid": uuid, "is_target": True} for uuid in (GPU, "GPU-2"))
+    why = ReasonsChanged(mono_ns=S, fields={f"gpu:{GPU}.process_memory_bytes": "pid_namespace"})
     both = [
         Sample(mono_ns=at * S, late_ns=0, host={}, gpus={GPU: {"power_draw_mw": 100}, "GPU-2": {"power_draw_mw": 7}})
         for at in range(8, 23)
     ]
-    assert observed(tmp_path, *both, end(), head=header(devices=devices)).metrics["gpu_power"].reason == "pid_namespace"
+    hidden = observed(tmp_path, why, *both, end(), head=header(devices=devices)).metrics["gpu_power"]
     (tmp_path / "monitor.jsonl").unlink()
+    unused = observed(tmp_path, *both, end(), head=header(devices=devices)).metrics["gpu_power"]
+    (tmp_path / "monitor.jsonl").unlink()
+    assert (hidden.reason, unused.reason) == ("pid_namespace", "not_found")
     mine = sample(11, process_memory_bytes=5 * MIB)
     metrics = observed(tmp_path, *both, mine, end(), head=header(devices=devices)).metrics
+    (tmp_path / "monitor.jsonl").unlink()
+    named = observed(tmp_path, *both, end(), head=header(devices=devices), inside=Inside(uuids=("2",)))
+    assert named.metrics["gpu_power"].value == pytest.approx(0.007)
     assert metrics["gpu_power"].value == pytest.approx(0.1)
     assert metrics["gpu_process_memory"].value == 5 * MIB
 
@@ -161,6 +198,61 @@ def test_series_are_split_by_how_often_a_field_is_read(tmp_path: Path) -> None:
     assert series[f"gpu:{GPU}"].columns["a"] == (1, None, 3)
     assert series[f"gpu:{GPU}:slow"].columns == {"mono_ns": (11 * S,), "late_ns": (1000,), "slow": (5,)}
     assert all(one.run == 3 for one in series.values())
+
+
+def test_fields_that_are_read_at_other_times_have_series_of_their_own(tmp_path: Path) -> None:
+    """None loses the moments at which another one was left out."""
+    samples = [sample(10, a=1, b=1), sample(11, a=2, c=2), sample(12, a=3, b=3), sample(13, a=4)]
+    series = {one.series: one for one in observed(tmp_path, *samples, end()).samples if one.series.startswith("gpu")}
+    assert series[f"gpu:{GPU}:slow"].columns["b"] == (1, 3)
+    assert series[f"gpu:{GPU}:slow2"].columns["c"] == (2,)
+
+
+def test_a_driver_that_comes_later_is_there(tmp_path: Path) -> None:
+    """The header was written before it; its devices are in an event."""
+    devices = Event(mono_ns=S, name="devices", data={"devices": [{"uuid": GPU, "is_target": True}], "reason": None})
+    head = header(devices=(), reason="no_driver")
+    seen = observed(tmp_path, devices, *every_second(power_draw_mw=100_000), end(), head=head)
+    assert seen.metrics["gpu_power"].value == pytest.approx(100.0)
+    assert seen.report.nvml_reason is None
+
+
+def test_a_counter_that_went_back_is_said(tmp_path: Path) -> None:
+    """The power readings take its place, and the reader is told."""
+    marks = [
+        Mark(mono_ns=10 * S, name=FIT_MARKS[0], energy_mj={GPU: 9_000_000}, read_ns=10 * S),
+        Mark(mono_ns=20 * S, name=FIT_MARKS[1], energy_mj={GPU: 1_000}, read_ns=20 * S),
+    ]
+    seen = observed(tmp_path, *marks, *every_second(power_draw_mw=300_000), end())
+    assert seen.report.energy[0].source == "power_held"
+    assert any("counter went backwards" in note for note in seen.notes)
+
+
+def test_a_mark_of_another_moment_does_not_count(tmp_path: Path) -> None:
+    """Another process of the run marked its own interval, two seconds before."""
+    marks = [
+        Mark(mono_ns=8 * S, name=FIT_MARKS[0], energy_mj={GPU: 0}, read_ns=8 * S),
+        Mark(mono_ns=20 * S, name=FIT_MARKS[1], energy_mj={GPU: 9_000_000}, read_ns=20 * S),
+    ]
+    seen = observed(tmp_path, *marks, *every_second(power_draw_mw=300_000), end())
+    assert seen.report.energy[0].source == "power_held"
+
+
+def test_an_account_is_of_the_device_that_the_process_names(tmp_path: Path) -> None:
+    """What torch holds on one device is put on no other, and a device of which nothing is said has no account."""
+    devices = tuple({"uuid": uuid, "is_target": True} for uuid in (GPU, "GPU-2"))
+    memory = {"memory_total_bytes": 100, "memory_reserved_bytes": 0, "memory_used_bytes": 60, "memory_free_bytes": 40}
+    both = [
+        Sample(mono_ns=at * S, late_ns=0, host={}, gpus={GPU: {**memory}, "GPU-2": {**memory}}) for at in range(8, 23)
+    ]
+    lines = [
+        AllocatorEntry(mono_ns=at * S, step=1, device=0, reserved_bytes=7, allocated_bytes=5) for at in range(8, 23)
+    ]
+    inside = Inside(uuids=("1", "2"), allocator={"1": lines})
+    seen = observed(tmp_path, *both, end(), head=header(devices=devices), inside=inside)
+    assert [account.uuid for account in seen.report.memory] == [GPU]
+    (tmp_path / "monitor.jsonl").unlink()
+    assert not observed(tmp_path, *both, end(), head=header(devices=devices)).report.memory
 
 
 def test_long_series_are_cut_into_records(tmp_path: Path) -> None:
@@ -184,9 +276,11 @@ def test_the_log_s_own_account_is_in_the_report(tmp_path: Path) -> None:
 
 def test_a_log_without_its_end_is_read_and_said(tmp_path: Path) -> None:
     """A monitor that was killed leaves its samples."""
-    report = observed(tmp_path, *every_second(power_draw_mw=1)).report
+    seen = observed(tmp_path, *every_second(power_draw_mw=1))
+    report = seen.report
     assert report.num_samples == 15
-    assert any("without its last record" in note for note in report.notes)
+    assert report.num_missed is None
+    assert any("without its last record" in note for note in seen.notes)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a log\n{}\n"])
@@ -196,7 +290,8 @@ def test_a_log_that_cannot_be_read_raises_nothing(tmp_path: Path, content: bytes
     if content is not None:
         path.write_bytes(content)
     seen = observe_monitor(path, run=0, wall=WALL)
-    assert seen == unmonitored("no_monitor_log")
+    assert seen.report == unmonitored("no_monitor_log").report
+    assert len(seen.notes) == 1
     assert {metric.reason for metric in seen.metrics.values()} == {"no_monitor_log"}
 
 

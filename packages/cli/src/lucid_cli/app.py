@@ -19,28 +19,45 @@ __all__ = ["INTERRUPTED", "cli", "run"]
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are imported when they are needed.
+    """A group of which some commands are imported only when they are needed.
 
     Args:
         modules: by command name, the module of `lucid_cli.commands` that has a click command called `command`.
+        summaries: by command name, what the list of commands says of it; with them nothing is imported for the list.
     """
 
-    def __init__(self, *, modules: Mapping[str, str], **settings: object) -> None:
+    def __init__(
+        self, *, modules: Mapping[str, str], summaries: Mapping[str, str] | None = None, **settings: object
+    ) -> None:
         super().__init__(**settings)  # type: ignore[arg-type]
         self._modules = modules
+        self._summaries = summaries
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(self._modules)
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self._modules]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._modules:
-            return None
+            return super().get_command(ctx, cmd_name)
         module = importlib.import_module(f"lucid_cli.commands.{self._modules[cmd_name]}")
         command: click.Command = module.command
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        if self._summaries is None:
+            super().format_commands(ctx, formatter)
+        else:
+            shown = {name: click.Command(name, help=text) for name, text in self._summaries.items()}
+            click.Group(commands={**self.commands, **shown}).format_commands(ctx, formatter)
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(
+    cls=_LazyGroup,
+    modules={"doctor": "doctor"},
+    summaries={"doctor": "Look for what stands in the way of a measurement, and say what to do about it."},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
     """Measure whether a training run became faster, and whether not one bit of it changed."""

@@ -6,22 +6,47 @@ from typing import Any
 
 import click
 
-__all__ = ["Report", "Seconds"]
+MIN_INTERVAL_S = 0.01
+MAX_INTERVAL_S = 3600.0
+
+__all__ = ["Interval", "Report", "Seconds"]
 
 
 class Seconds(click.FloatRange):
-    """A time above 0 that ends: neither infinite nor no number at all."""
+    """A time that ends: neither infinite nor no number at all.
+
+    Args:
+        is_open: whether 0 is too short.
+    """
 
     name = "seconds"
 
-    def __init__(self) -> None:
-        super().__init__(min=0, min_open=True)
+    def __init__(self, *, is_open: bool = True) -> None:
+        super().__init__(min=0, min_open=is_open)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number of seconds."""
         seconds: float = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
             self.fail(f"{value} is no number of seconds.", param, ctx)
+        return seconds
+
+
+class Interval(Seconds):
+    """A time between two samples, or 0 for none where that is allowed.
+
+    Args:
+        or_none: whether it is.
+    """
+
+    def __init__(self, *, or_none: bool = False) -> None:
+        super().__init__(is_open=not or_none)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number of seconds."""
+        seconds = super().convert(value, param, ctx)
+        if seconds and not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
+            self.fail(f"{value} is not from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f} seconds.", param, ctx)
         return seconds
 
 

@@ -64,7 +64,8 @@ def run_child(
     timeout_s: float | None = None,
     stdin: IO[bytes] | None = None,
     copy_output: bool = False,
-    on_start: Callable[[int], Collection[int]] | None = None,
+    on_start: Callable[[int], None] | None = None,
+    spared: Callable[[], Collection[int]] = tuple,
 ) -> Ended:
     """Run a command to its end.
 
@@ -75,8 +76,10 @@ def run_child(
         timeout_s: seconds after which the group is ended.
         stdin: what the command reads, from its beginning if it is a file; None for nothing.
         copy_output: also copy what the command prints to lucid's standard error.
-        on_start: called with the command's number once it runs; returns the numbers of children of lucid's own that do
-            not belong to the run. If it raises, the command is ended.
+        on_start: called with the command's number once it runs, while its end is already being awaited. What it takes
+            delays signals and limits, so it must not wait. If it raises, the command is ended.
+        spared: called once the command has ended; returns the numbers of children of lucid's own that do not belong to
+            the run.
 
     Raises:
         CannotStartError: the command cannot be started.
@@ -85,9 +88,8 @@ def run_child(
     if stdin is not None and stdin.seekable():
         stdin.seek(0)
     with _Child(command, env, stdin=stdin) as child, child.drain(copy_output=copy_output) as drain:
-        if on_start is not None:
-            child.spare(on_start(child.pid))
-        ending, end_ns = _follow(child.pid, interrupts, timeout_s=timeout_s)
+        ending, end_ns = _follow(child.pid, interrupts, timeout_s=timeout_s, on_start=on_start)
+        child.spare(spared())
         finished = child.settle(drain)
     code = child.returncode
     max_rss = _max_rss_bytes(child.usage.ru_maxrss)
@@ -168,13 +170,23 @@ class _Child:
                 pipe.close()
 
 
-def _follow(pid: int, interrupts: Interrupts, *, timeout_s: float | None) -> tuple[Ending, int]:
+def _follow(
+    pid: int, interrupts: Interrupts, *, timeout_s: float | None, on_start: Callable[[int], None] | None
+) -> tuple[Ending, int]:
     """Wait for the end; return what made the process end, and when that was on the monotonic clock."""
     ends_ns: list[int] = []
     waiter = threading.Thread(target=_wait_for_end, args=(pid, interrupts, ends_ns), daemon=True)
     waiter.start()
-    ending = _await(pid, interrupts, timeout_s=timeout_s)
-    waiter.join()
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        if on_start is not None:
+            on_start(pid)
+        ending = _await(pid, interrupts, deadline=deadline)
+    except BaseException:
+        _signal_group(pid, signal.SIGKILL)
+        raise
+    finally:
+        waiter.join()
     return ending, ends_ns[0]
 
 
@@ -188,10 +200,9 @@ def _wait_for_end(pid: int, interrupts: Interrupts, ends_ns: list[int]) -> None:
     interrupts.events.put("ended")
 
 
-def _await(pid: int, interrupts: Interrupts, *, timeout_s: float | None) -> Ending:
+def _await(pid: int, interrupts: Interrupts, *, deadline: float | None) -> Ending:
     """Wait until the process has ended, pass signals on to its group, and keep the limits."""
     ending: Ending = "by_itself"
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         remaining = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         try:

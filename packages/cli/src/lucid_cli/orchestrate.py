@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,6 +22,8 @@ from lucid_profiler.context import Measured
 from lucid_profiler.kernel_trace import STEPS_VARIABLE
 from lucid_profiler.records import Arm, Kernels, Run, RunStatus, Slot, Wall
 
+# Each has a process do what no timed one may.
+_UNTIMED = frozenset({STEPS_VARIABLE, "LUCID_SAVE_STATE", "LUCID_SAVE_NAME", "LUCID_SAVE_STEP", "LUCID_STEP_DIGESTS"})
 STARTUP_DIR = Path(lucid_profiler.__file__).parent / "_startup"
 
 __all__ = ["Observer", "Plan", "Status", "child_env", "run_experiment", "utc_now"]
@@ -90,8 +92,11 @@ def run_experiment(
     """
     with adopting_orphans():
         status, recorder = _fill_slots(plan, _Beginning(begin), interrupts=interrupts, observer=observer)
-        if recorder is not None and status == "complete" and plan.num_kernel_steps:
-            status = _trace_arms(plan, recorder, interrupts=interrupts, observer=observer)
+        if recorder is not None and plan.num_kernel_steps:
+            if status == "complete":
+                return _trace_arms(plan, recorder, interrupts=interrupts, observer=observer), recorder
+            for arm in plan.arms:
+                recorder.add_kernels(Kernels(arm=arm.name, status="not_started", table=None, reason="run_failed"))
     return status, recorder
 
 
@@ -147,9 +152,9 @@ def _run_slot(
     started = utc_now()
     with Beside(plan.sampling, run_dir) as beside:
 
-        def begin(pid: int) -> Collection[int]:
+        def begin(pid: int) -> None:
             on_start()
-            return beside.start(pid)
+            beside.start(pid)
 
         ended = run_child(
             plan.command,
@@ -159,6 +164,7 @@ def _run_slot(
             stdin=plan.stdin,
             copy_output=plan.copy_output,
             on_start=begin,
+            spared=beside.pids,
         )
         process = Wall(source="process", begin_ns=ended.begin_ns, end_ns=ended.end_ns)
         observation = observe(
@@ -174,7 +180,9 @@ def _run_slot(
         metrics={**observation.metrics, **monitored.metrics},
         samples=(*observation.samples, *monitored.samples),
     )
-    return replace(_run_record(slot, ended, observation, started=started), monitor=monitored.report), observation
+    run = _run_record(slot, ended, observation, started=started)
+    notes = (*run.notes, *(f"monitor: {note}" for note in monitored.notes))
+    return replace(run, monitor=monitored.report, notes=notes), observation
 
 
 def _trace_arms(plan: Plan, recorder: Recorder, *, interrupts: Interrupts, observer: Observer) -> Status:
@@ -256,6 +264,8 @@ def child_env(base: Mapping[str, str], arm: Arm, run_dir: Path | None) -> dict[s
     The directory that starts the agent comes first in PYTHONPATH. An unset or empty PYTHONPATH leaves no empty entry
     behind it, since that would put the working directory on the path.
     """
+    # Whoever has a variable from elsewhere, or runs lucid under lucid, must not get a process that does more.
+    base = {name: value for name, value in base.items() if name not in _UNTIMED}
     if run_dir is None:
         return {**base, **arm.env, "LUCID_PROFILE_ARM": arm.name}
     startup = str(STARTUP_DIR)

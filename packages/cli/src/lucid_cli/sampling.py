@@ -1,6 +1,7 @@
 """The monitor beside one run: started once the command runs, stopped after it, and read into the report."""
 
 import os
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,20 +49,35 @@ class Beside:
     def __init__(self, sampling: Sampling, run_dir: Path) -> None:
         self._sampling = sampling
         self._run_dir = run_dir
+        self._launching: threading.Thread | None = None
         self._monitor: Monitor | None = None
 
-    def start(self, pid: int) -> Collection[int]:
-        """Begin to follow a process; return the numbers of lucid's own children that this has made."""
+    def start(self, pid: int) -> None:
+        """Begin to follow a process, without waiting for the monitor to be there."""
         if self._sampling.interval_s:
-            can_listen = len(os.fsencode(socket_path(self._run_dir))) <= MAX_SOCKET_PATH_BYTES
-            self._monitor = launch(
-                target_pid=pid,
-                output=self._log,
-                interval_s=self._sampling.interval_s,
-                with_nvml=self._sampling.with_nvml,
-                directory=self._run_dir if can_listen else None,
-            )
-        return () if self._monitor is None or self._monitor.pid is None else (self._monitor.pid,)
+            self._launching = threading.Thread(target=self._launch, args=(pid,), daemon=True)
+            self._launching.start()
+
+    def pids(self) -> Collection[int]:
+        """Return the numbers of lucid's own children that this has made."""
+        monitor = self._launched()
+        return () if monitor is None or monitor.pid is None else (monitor.pid,)
+
+    def _launch(self, pid: int) -> None:
+        can_listen = len(os.fsencode(socket_path(self._run_dir))) <= MAX_SOCKET_PATH_BYTES
+        self._monitor = launch(
+            target_pid=pid,
+            output=self._log,
+            interval_s=self._sampling.interval_s,
+            with_nvml=self._sampling.with_nvml,
+            directory=self._run_dir if can_listen else None,
+        )
+
+    def _launched(self) -> Monitor | None:
+        """Return the monitor once it is there, or was found not to come."""
+        if self._launching is not None:
+            self._launching.join()
+        return self._monitor
 
     def observe(self, seen: Observation, *, run: int, context: Measured | None) -> Monitored:
         """Stop the monitor and return what it saw.
@@ -71,12 +87,13 @@ class Beside:
             run: its number.
             context: what an empty CUDA context takes.
         """
-        if self._monitor is None:
-            return unmonitored("monitor_off" if not self._sampling.interval_s else "not_started")
-        self._monitor.stop()
-        if self._monitor.reason is not None:
-            return unmonitored("no_monitor", detail=self._monitor.reason)
-        return observe_monitor(self._log, run=run, wall=seen.wall, allocator=seen.allocator, context=context)
+        monitor = self._launched()
+        if monitor is None:
+            return unmonitored("monitor_off" if not self._sampling.interval_s else "no_monitor")
+        monitor.stop()
+        if monitor.reason is not None:
+            return unmonitored("no_monitor", detail=monitor.reason)
+        return observe_monitor(self._log, run=run, wall=seen.wall, inside=seen.devices, context=context)
 
     @property
     def _log(self) -> Path:
@@ -88,5 +105,6 @@ class Beside:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._monitor is not None:
-            self._monitor.stop()
+        monitor = self._launched()
+        if monitor is not None:
+            monitor.stop()

@@ -203,13 +203,16 @@ class Candidate:
         """Return the groups for which something does not hold any more, each with its key of `REASONS`."""
         found = self.certificate.failures(step.groups, step.state)
         for position in signature:
-            if position not in found and position not in self.ineligible:
+            if position in found:
+                continue
+            # Groups outside the recording are read after its writes, which natively come in their order.
+            if any(map(self.certificate.meets, step.scalar_tensors(position))):
+                found[position] = "shared_memory"
+            elif position not in self.ineligible:
                 if signature[position] != self._signature.get(position) or identity(step.rule) != self._rule:
                     found[position] = "changed_structure"
                 elif modes != self._modes:
                     found[position] = "changed_modes"
-                elif any(map(self.certificate.meets, step.scalar_tensors(position))):
-                    found[position] = "shared_memory"
         return found
 
     def release(self) -> None:

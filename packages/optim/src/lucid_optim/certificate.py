@@ -217,8 +217,8 @@ class Watch:
         if is_same_kind and self.gradient_addresses and are_at(gradients, self.gradient_addresses, self._every_place):
             return None
         if not is_same_kind:
+            self.gradient_addresses = []  # first: an interrupt must not leave them beside layouts that they are not of
             self.gradient_layouts = Layouts(gradients)
-            self.gradient_addresses = []
         if not self.gradient_addresses:
             self._num_bytes = list(map(num_spanned_bytes, gradients))
         addresses = _addresses(gradients)

@@ -34,10 +34,11 @@ class _Inputs:
         self._planned: tuple[Layouts, ...] = ()
         self._is_direct = False
 
-    def submit(self) -> None:
-        """Submit what belongs into the recording, before anything reads the inputs."""
+    def submit(self) -> bool:
+        """Submit what belongs into the recording, before anything reads the inputs; return whether that is anything."""
         if self._copies is not None:
             self._copies.submit()
+        return self._copies is not None
 
     def take(self, watches: Sequence[Watch], gradients: list[Tensor]) -> None:
         """Bring this step's gradients in, or their addresses.
@@ -235,12 +236,17 @@ class Recording:
             _Stage(
                 [work for works in stage for work in works],
                 self._slots,
-                self._inputs.submit if at == 0 else self._anchor.zero_,
+                self._begin if at == 0 else self._anchor.zero_,
                 self.device,
                 num_branches,
             )
             for at, stage in enumerate(zip_longest(*by_group, fillvalue=()))
         ]
+
+    def _begin(self) -> None:
+        """Submit what comes before everything else."""
+        if not self._inputs.submit():
+            self._anchor.zero_()
 
     def replay(
         self, groups: Sequence[Group], members: Mapping[int, Members], scalars: Mapping[int, Mapping[str, Scalar]]

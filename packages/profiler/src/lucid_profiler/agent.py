@@ -15,8 +15,10 @@ from lucid_profiler.journal import LOADED_SUFFIX, Guard
 from lucid_profiler.session import ProcessSession
 
 STEPS_VARIABLE = "LUCID_KERNELS"  # asks for a trace of so many steps; set for traced processes only
+STATE_VARIABLE = "LUCID_SAVE_STATE"  # asks for the values behind digests, in the directory that it names
+DIGESTS_VARIABLE = "LUCID_STEP_DIGESTS"  # asks for digests around every step; set for processes that are never timed
 
-__all__ = ["STEPS_VARIABLE", "start"]
+__all__ = ["DIGESTS_VARIABLE", "STATE_VARIABLE", "STEPS_VARIABLE", "start"]
 
 
 def start(run_dir: str) -> ProcessSession:
@@ -39,7 +41,32 @@ def start(run_dir: str) -> ProcessSession:
     if STEPS_VARIABLE in os.environ:
         with guard:
             _trace_kernels(path, hooks, guard)
+    if STATE_VARIABLE in os.environ or DIGESTS_VARIABLE in os.environ:
+        with guard:
+            _keep_states(path, hooks, session)
     return session
+
+
+def _keep_states(path: Path, hooks: TorchHooks, session: ProcessSession) -> None:
+    """Save the values behind digests, or digest and save around steps, as the environment asks."""
+    from lucid_profiler import saved_state, step_digests  # noqa: PLC0415 - few processes keep states
+
+    if os.environ.get(DIGESTS_VARIABLE) == "1":
+        step_digests.watch_steps(hooks, step_digests.StepDigests(path, note=session.note).take)
+    saver = saved_state.saver_asked_for(os.environ, session.note)
+    if saver is None:
+        return
+    step = saved_state.save_step_asked_for(os.environ)
+    if step is None:
+        session.keep = saver.save
+        return
+    step_digests.watch_steps(hooks, step_digests.StepSaver(saver, step).take)
+
+    def say_if_missed() -> None:
+        if session.active and 0 < hooks.num_steps < step:
+            session.note(f"nothing was saved of step {step}: the process took {hooks.num_steps} steps")
+
+    atexit.register(say_if_missed)  # before the session closes its journal
 
 
 def _trace_kernels(path: Path, hooks: TorchHooks, guard: Guard) -> None:

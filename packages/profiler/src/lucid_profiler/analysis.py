@@ -10,16 +10,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lucid_profiler import jsonio
-from lucid_profiler.metrics import MetricAnalysis, analyze_metric, metric_names, run_effect
+from lucid_profiler.drift import AnalysisWarning, find_warnings
+from lucid_profiler.metrics import MetricAnalysis, analyze_metric, metric_names, paired_logs, run_effect
 from lucid_profiler.parity import Parity, check_parity, first_state_difference
 from lucid_profiler.reader import Report
-from lucid_profiler.records import Pair, PairParity, Run
+from lucid_profiler.records import Pair, PairParity, Run, Summary
 from lucid_profiler.verdict import CaptureCheck, Verdict, check_capture, judge
 
 __all__ = ["Analysis", "ExcludedPair", "analyze", "included_pairs", "pair_record", "verify_summary"]
 
 _REL_TOL = 1e-9
 """Logarithms of another machine's libm may differ in the last digits."""
+_WITHOUT_WARNINGS = frozenset({"paired/1"})
+"""Methods whose verdicts know no warnings, and whose summaries need not list them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class Analysis:
     parity: Parity
     """Over all successful runs, those of discarded and excluded pairs too."""
     verdict: Verdict
+    warnings: tuple[AnalysisWarning, ...] = ()
+    """Of the primary metric, over the included pairs."""
 
 
 def analyze(report: Report) -> Analysis:
@@ -63,6 +68,7 @@ def analyze(report: Report) -> Analysis:
     alpha, primary = report.header.alpha, report.header.primary
     metrics = {name: analyze_metric(name, included, alpha=alpha) for name in metric_names(included)}
     capture = {arm: check_capture(pair[side] for pair in included) for side, arm in enumerate((base, other))}
+    warnings = _warnings(metrics.get(primary), included, report)
     parity = check_parity(
         report.states,
         base_runs=[run.run for run in report.runs if run.arm == base and run.status == "ok"],
@@ -86,8 +92,19 @@ def analyze(report: Report) -> Analysis:
             capture=capture,
             parity=parity,
             alpha=alpha,
+            warnings=() if report.header.method in _WITHOUT_WARNINGS else warnings,
         ),
+        warnings=warnings,
     )
+
+
+def _warnings(
+    metric: MetricAnalysis | None, included: Sequence[tuple[Run, Run]], report: Report
+) -> tuple[AnalysisWarning, ...]:
+    """Return the warnings of the primary metric; exact ones have no noise, and no effect has nothing to warn of."""
+    if metric is None or metric.exact or metric.effect is None:
+        return ()
+    return find_warnings(paired_logs(report.header.primary, included), metric.effect, alpha=report.header.alpha)
 
 
 def included_pairs(report: Report) -> list[tuple[Run, Run]]:
@@ -128,10 +145,17 @@ def verify_summary(report: Report) -> list[str]:
     found += [f"state of run {run}: there is no such run" for run in states]
     found += _check_end(report)
     if report.summary is not None:
-        found += _differences(_plain(analyze(report)), report.summary.analysis, "summary")
+        found += _differences(_expected_summary(report, report.summary), report.summary.analysis, "summary")
     elif report.complete:
         found.append("summary: missing")
     return found
+
+
+def _expected_summary(report: Report, summary: Summary) -> Any:
+    expected = _plain(analyze(report))
+    if report.header.method in _WITHOUT_WARNINGS and "warnings" not in summary.analysis:
+        del expected["warnings"]
+    return expected
 
 
 def _check_end(report: Report) -> list[str]:

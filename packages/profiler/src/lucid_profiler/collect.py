@@ -13,9 +13,8 @@ from statistics import median
 from typing import Any
 
 from lucid_profiler.codec import from_plain
-from lucid_profiler.collect_device import device_metrics, device_notes, device_samples
+from lucid_profiler.collect_device import Inside, device_metrics, device_notes, device_samples, devices_inside
 from lucid_profiler.entries import (
-    AllocatorEntry,
     CaptureEntry,
     EndEntry,
     EnvEntry,
@@ -51,7 +50,7 @@ class Observation:
     phases: tuple[Phase, ...]
     states: tuple[State, ...]
     samples: tuple[Samples, ...]
-    allocator: tuple[AllocatorEntry, ...]
+    devices: Inside
     identity: dict[str, Any]
     volatile: dict[str, Any]
     notes: tuple[str, ...]
@@ -93,7 +92,7 @@ def observe(
         phases=phases.phases if phases else (),
         states=tuple(_states(traces, run)),
         samples=(*_samples(first.steps.records, run), *device_samples(first, run)),
-        allocator=tuple(first.all(AllocatorEntry)),
+        devices=devices_inside(traces),
         identity=dict(env.identity),
         volatile=dict(env.volatile),
         notes=(*device_notes(traces), *_notes(traces, faults)),

@@ -1,17 +1,49 @@
 """What the agents saw of the device: times of its side of the steps, the allocator's series, what was not finite."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
 from lucid_profiler.device_times import DeviceRecord
-from lucid_profiler.entries import AllocatorEntry, DeviceTimesEntry, NonfiniteEntry
+from lucid_profiler.entries import AllocatorEntry, DeviceEntry, DeviceTimesEntry, NonfiniteEntry
 from lucid_profiler.records import Metric, Samples
 from lucid_profiler.traces import ProcessTrace
 
 T = TypeVar("T")
 
-__all__ = ["device_metrics", "device_notes", "device_samples"]
+__all__ = ["Inside", "bare_uuid", "device_metrics", "device_notes", "device_samples", "devices_inside"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """What the processes of a run say of the devices that they used, by UUID without its kind.
+
+    Attributes:
+        uuids: the devices.
+        allocator: what torch held there, where one process alone used the device.
+    """
+
+    uuids: tuple[str, ...] = ()
+    allocator: Mapping[str, Sequence[AllocatorEntry]] = field(default_factory=dict)
+
+
+def bare_uuid(uuid: str) -> str:
+    """Return a UUID without `GPU-` or `MIG-` before it: torch leaves them out."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
+
+
+def devices_inside(traces: Sequence[ProcessTrace]) -> Inside:
+    """Join what each process held with its devices' identity, which is known of those that ended by themselves."""
+    holders: dict[str, list[Sequence[AllocatorEntry]]] = {}
+    for trace in traces:
+        lines = trace.all(AllocatorEntry)
+        for device in {entry.device: entry for entry in trace.all(DeviceEntry) if entry.uuid}.values():
+            own = [line for line in lines if line.device == device.device]
+            holders.setdefault(bare_uuid(device.uuid or ""), []).append(own)
+    return Inside(
+        uuids=tuple(holders), allocator={uuid: held[0] for uuid, held in holders.items() if len(held) == 1 and held[0]}
+    )
 
 
 def device_metrics(first: ProcessTrace, *, optimizer: int | None, reason: str) -> dict[str, Metric]:

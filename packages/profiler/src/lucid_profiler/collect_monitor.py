@@ -4,28 +4,30 @@ A mean is one over readings that exist; a metric that the readings cannot carry 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
+from lucid_profiler.collect_device import Inside, bare_uuid
 from lucid_profiler.context import Measured
-from lucid_profiler.entries import AllocatorEntry
 from lucid_profiler.errors import ReportError
 from lucid_profiler.memory_account import memory_account
 from lucid_profiler.monitor.energy import Energy, describe, difference, integrate_power, prefer
 from lucid_profiler.monitor.log import Log, read_log
-from lucid_profiler.monitor.readings import is_too_short
+from lucid_profiler.monitor.readings import REASONS
 from lucid_profiler.monitor.records import End, Event, Header, Mark, ReasonsChanged, Sample
 from lucid_profiler.monitor_mark import FIT_MARKS
-from lucid_profiler.monitored import DeviceEnergy, Gap, MonitoredDevice, MonitorReport
+from lucid_profiler.monitor_view import Known, Number, View, mean
+from lucid_profiler.monitored import DeviceEnergy, Gap, MemoryAccount, MonitoredDevice, MonitorReport
 from lucid_profiler.records import Metric, Samples, Wall
 
-SLOW = ":slow"  # ends the name of the series of what is read once a second
+SLOW = ":slow"  # ends the name of the series of what is read more rarely
+_COUNTED_EVENTS = frozenset({"wall_step", "suspend"})
+_SPOILT = frozenset({"counter_reset", "stuck_counter", "implausible"})
 
 R = TypeVar("R")
-Number = float | int
 Row = Mapping[str, Number | None]
 
 __all__ = ["Monitored", "observe_monitor", "unmonitored"]
@@ -38,23 +40,20 @@ class Monitored:
     report: MonitorReport
     metrics: dict[str, Metric]
     samples: tuple[Samples, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader has to know, one sentence each."""
 
 
 def unmonitored(reason: str, *, detail: str | None = None) -> Monitored:
     """Return what is known where nothing was sampled: every metric is None with the reason; `detail` is a note."""
     unknown = {name: Metric(value=None, unit=unit, better=better, reason=reason) for name, unit, better in _METRICS}
     return Monitored(
-        report=MonitorReport(reason=reason, nvml_reason=reason, notes=(detail,) if detail else ()), metrics=unknown
+        report=MonitorReport(reason=reason, nvml_reason=reason), metrics=unknown, notes=(detail,) if detail else ()
     )
 
 
 def observe_monitor(
-    path: Path,
-    *,
-    run: int,
-    wall: Wall,
-    allocator: Sequence[AllocatorEntry] = (),
-    context: Measured | None = None,
+    path: Path, *, run: int, wall: Wall, inside: Inside | None = None, context: Measured | None = None
 ) -> Monitored:
     """Read the log of one run's monitor; a log that is damaged or missing is said, and raises nothing.
 
@@ -62,71 +61,99 @@ def observe_monitor(
         path: of the log.
         run: number of the run, for the records.
         wall: the interval that the metrics are of.
-        allocator: what torch held in the run's first process.
+        inside: what the run's processes say of their devices.
         context: what an empty CUDA context takes; None where that was not measured.
     """
     try:
         log = read_log(path)
-    except ReportError:
-        return unmonitored("no_monitor_log")
+    except ReportError as error:
+        return unmonitored("no_monitor_log", detail=error.message)
     header = next(_all(log, Header), None)
     if header is None:
-        return unmonitored("no_monitor_log")
+        return unmonitored("no_monitor_log", detail="the monitor's log has no header: its disk may be full")
+    inside = inside or Inside()
     samples = list(_all(log, Sample))
     reasons = {field: reason for one in _all(log, ReasonsChanged) for field, reason in one.fields.items()}
-    view = _View(header, samples, reasons, wall)
+    devices, no_gpu = _devices(log, header)
+    view = View(
+        samples=samples,
+        devices=devices,
+        no_gpu=no_gpu,
+        reasons=reasons,
+        wall=wall,
+        interval_ns=header.interval_ns,
+        used=inside.uuids,
+    )
     energy, notes = _energy(view, list(_all(log, Mark)))
-    report = _report(log, header, samples, notes)
-    accounts = [
-        account
-        for uuid in view.uuids
-        if (
-            account := memory_account(
-                uuid, samples, allocator=_of_one_device(allocator), context=context, reasons=reasons
-            )
-        )
-    ]
+    report = replace(
+        _report(log, header, samples),
+        nvml_reason=no_gpu,
+        devices=tuple(_device(device) for device in devices),
+        reasons=reasons,
+        energy=tuple(energy),
+        memory=tuple(_accounts(view, inside, context)),
+    )
     return Monitored(
-        report=replace(report, reasons=reasons, energy=tuple(energy), memory=tuple(accounts)),
+        report=report,
         metrics=_metrics(view, energy),
         samples=tuple(_series(samples, run)),
+        notes=tuple(dict.fromkeys([*_notes(log), *notes])),
     )
-
-
-def _of_one_device(allocator: Sequence[AllocatorEntry]) -> Sequence[AllocatorEntry]:
-    """Return the lines of a process that uses one device; of several, nothing says which is which UUID."""
-    return allocator if len({entry.device for entry in allocator}) == 1 else ()
 
 
 def _all(log: Log, kind: type[R]) -> Iterator[R]:
     return (record for record in log.records if isinstance(record, kind))
 
 
-def _report(log: Log, header: Header, samples: Sequence[Sample], notes: Sequence[str]) -> MonitorReport:
+def _devices(log: Log, header: Header) -> tuple[Sequence[Mapping[str, Any]], str | None]:
+    """Return the devices, and why there are none: a driver may come after the header was written."""
+    found = [event.data for event in _all(log, Event) if event.name == "devices" and event.data.get("devices")]
+    if found:
+        return found[-1]["devices"], None
+    return header.devices, None if header.devices else header.reason
+
+
+def _accounts(view: View, inside: Inside, context: Measured | None) -> Iterator[MemoryAccount]:
+    """Yield the account of each device of which one process of the run says what it holds there."""
+    for uuid in view.uuids:
+        lines = inside.allocator.get(bare_uuid(uuid), ())
+        if not lines:
+            continue
+        measured = None if context is None or bare_uuid(context.device_uuid or "") != bare_uuid(uuid) else context
+        account = memory_account(uuid, view.samples, allocator=lines, context=measured, reasons=view.reasons)
+        if account is not None:
+            yield account
+
+
+def _notes(log: Log) -> list[str]:
+    """Return what the monitor itself has to say, and that it died, if it did."""
+    texts = {"note": "", "fault": "a fault of its own: "}
+    notes = [f"{texts[one.name]}{one.data.get('text')}"[:500] for one in _all(log, Event) if one.name in texts]
+    if not any(_all(log, End)):
+        notes.append("it ended without its last record, so what it cost and missed is not known")
+    return notes
+
+
+def _report(log: Log, header: Header, samples: Sequence[Sample]) -> MonitorReport:
     end = next(_all(log, End), None)
-    if end is None:
-        notes = [*notes, "the monitor ended without its last record: what it cost is not known"]
     lateness = [sample.late_ns for sample in samples]
     return MonitorReport(
-        nvml_reason=header.reason,
         interval_ns=header.interval_ns,
         num_samples=len(samples),
-        num_missed=end.num_missed if end else 0,
+        num_missed=end.num_missed if end else None,
         late_median_ns=round(median(lateness)) if lateness else None,
         late_max_ns=max(lateness, default=None),
         gaps=tuple(
             Gap(begin_ns=gap["begin_ns"], end_ns=gap["end_ns"], reason=gap["reason"])
             for gap in (end.gaps if end else ())
         ),
-        events=dict(Counter(event.name for event in _all(log, Event))),
+        events=dict(Counter(event.name for event in _all(log, Event) if event.name in _COUNTED_EVENTS)),
         distinct=dict(end.distinct) if end else {},
         own_cpu_s=end.own_cpu_s if end else None,
         wall_s=end.wall_s if end else None,
         nvml_s=end.nvml_s if end else None,
         num_dropped_records=end.num_dropped_records if end else 0,
         memory_api=header.memory_api,
-        devices=tuple(_device(device) for device in header.devices),
-        notes=tuple(notes),
     )
 
 
@@ -141,7 +168,7 @@ def _device(device: Mapping[str, Any]) -> MonitoredDevice:
 
 
 def _series(samples: Sequence[Sample], run: int) -> Iterator[Samples]:
-    """Yield the series of the host and of each GPU; what some samples lack is a slower series of its own."""
+    """Yield the series of the host and of each GPU; fields that are read more rarely make series of their own."""
     rows: dict[str, list[tuple[Sample, Row]]] = {}
     for sample in samples:
         if sample.host is not None:
@@ -149,12 +176,16 @@ def _series(samples: Sequence[Sample], run: int) -> Iterator[Samples]:
         for uuid, values in sample.gpus.items():
             rows.setdefault(f"gpu:{uuid}", []).append((sample, values))
     for name, entries in rows.items():
-        times = Counter(field for _, row in entries for field in row)
-        fast = [field for field, num in times.items() if num == len(entries)]
-        slow = [field for field in times if field not in fast]
-        yield from _chunks(name, run, entries, fast)
-        if slow:
-            yield from _chunks(name + SLOW, run, [entry for entry in entries if slow[0] in entry[1]], slow)
+        patterns: dict[tuple[int, ...], list[str]] = {}
+        for field in dict.fromkeys(field for _, row in entries for field in row):
+            places = tuple(place for place, (_, row) in enumerate(entries) if field in row)
+            patterns.setdefault(places, []).append(field)
+        num_slow = 0
+        for places, fields in sorted(patterns.items(), key=lambda pattern: -len(pattern[0])):
+            is_slow = len(places) < len(entries)
+            num_slow += is_slow
+            suffix = "" if not is_slow else SLOW if num_slow == 1 else f"{SLOW}{num_slow}"
+            yield from _chunks(name + suffix, run, [entries[place] for place in places], fields)
 
 
 def _chunks(series: str, run: int, entries: Sequence[tuple[Sample, Row]], fields: Sequence[str]) -> Iterator[Samples]:
@@ -182,86 +213,13 @@ _METRICS: tuple[tuple[str, str, Any], ...] = (
 )
 
 
-def _mean(values: Iterable[Number]) -> float:
-    numbers = list(values)
-    return sum(numbers) / len(numbers)
-
-
-class _View:
-    """The readings of the wall interval, and of which devices they are.
-
-    Args:
-        header: of the log.
-        samples: all of it.
-        reasons: why fields were null.
-        wall: the interval.
-    """
-
-    def __init__(self, header: Header, samples: Sequence[Sample], reasons: Mapping[str, str], wall: Wall) -> None:
-        self.samples = samples
-        self.reasons = reasons
-        self.begin_ns, self.end_ns = wall.begin_ns, wall.end_ns
-        self.inside = [one for one in samples if wall.begin_ns <= one.mono_ns <= wall.end_ns]
-        self.no_gpu = header.reason
-        known = [str(device["uuid"]) for device in header.devices if device.get("is_target", True)]
-        used = [uuid for uuid in known if any(one.gpus.get(uuid, {}).get("process_memory_bytes") for one in samples)]
-        self.uuids = used or (known if len(known) == 1 else [])
-        self.unclear = "pid_namespace" if len(known) > 1 else "no_devices"
-
-    def readings(self, uuid: str, field: str) -> list[Number]:
-        """Return the readings of one field of a device that exist."""
-        values = (sample.gpus.get(uuid, {}).get(field) for sample in self.inside)
-        return [value for value in values if value is not None]
-
-    def combined(
-        self, field: str, over_time: Any, over_devices: Any, *, scale: float | None = None
-    ) -> tuple[Number | None, str | None]:
-        """Return one number for a field of the devices that the run used, or why there is none."""
-        if self.no_gpu or not self.uuids:
-            return None, self.no_gpu or self.unclear
-        if is_too_short(field, self.end_ns - self.begin_ns):
-            return None, "below_resolution"
-        values = []
-        for uuid in self.uuids:
-            readings = self.readings(uuid, field)
-            if not readings:
-                return None, self.reasons.get(f"gpu:{uuid}.{field}", "gap")
-            values.append(over_time(readings))
-        value = over_devices(values)
-        return value if scale is None else value * scale, None
-
-    def growth(self, field: str) -> tuple[Number | None, str | None]:
-        """Return by how much a cumulative field of the host grew in the interval, to one sample's width."""
-        rows = [(one.mono_ns, one.host.get(field)) for one in self.samples if one.host is not None]
-        known = [(at_ns, value) for at_ns, value in rows if value is not None and at_ns <= self.end_ns]
-        if not known:
-            return None, self.reasons.get(f"host.{field}", "gap")
-        before = [value for at_ns, value in known if at_ns <= self.begin_ns]
-        return known[-1][1] - (before[-1] if before else 0), None
-
-
-def _metrics(view: _View, energy: Sequence[DeviceEnergy]) -> dict[str, Metric]:
-    found: dict[str, tuple[Number | None, str | None]] = {
-        "cpu_time": view.growth("cpu_time_s"),
-        "gpu_energy": _total(energy, view),
-        "gpu_power": view.combined("power_draw_mw", _mean, sum, scale=1e-3),
-        "gpu_utilization": view.combined("utilization_gpu_percent", _mean, _mean, scale=1e-2),
-        "gpu_clock_sm": view.combined("clock_sm_mhz", median, _mean),
-        "gpu_process_memory": view.combined("process_memory_bytes", max, sum),
-    }
-    return {
-        name: Metric(value=found[name][0], unit=unit, better=better, reason=found[name][1])
-        for name, unit, better in _METRICS
-    }
-
-
-def _energy(view: _View, marks: Sequence[Mark]) -> tuple[list[DeviceEnergy], list[str]]:
+def _energy(view: View, marks: Sequence[Mark]) -> tuple[list[DeviceEnergy], list[str]]:
     """Return each device's energy from the counter where the interval's ends were marked, else from power readings."""
     found: list[DeviceEnergy] = []
     notes: list[str] = []
     for uuid in view.uuids:
         power = [(sample.mono_ns, sample.gpus.get(uuid, {}).get("power_draw_mw")) for sample in view.samples]
-        held = integrate_power(power, begin_ns=view.begin_ns, end_ns=view.end_ns)
+        held = integrate_power(power, begin_ns=view.wall.begin_ns, end_ns=view.wall.end_ns)
         counter = _counter(view, marks, uuid)
         best = prefer(counter, held)
         found.append(
@@ -274,26 +232,44 @@ def _energy(view: _View, marks: Sequence[Mark]) -> tuple[list[DeviceEnergy], lis
                 reason=best.reason,
             )
         )
+        if counter.reason in _SPOILT:
+            notes.append(f"the energy counter of {uuid} was not used: {REASONS[counter.reason]}")
         notes += filter(None, [describe(counter, held)])
     return found, notes
 
 
-def _total(energy: Sequence[DeviceEnergy], view: _View) -> tuple[Number | None, str | None]:
+def _counter(view: View, marks: Sequence[Mark], uuid: str) -> Energy:
+    begin = view.mark(marks, FIT_MARKS[0], view.wall.begin_ns)
+    end = view.mark(marks, FIT_MARKS[1], view.wall.end_ns)
+    if begin is None or end is None:
+        return difference(None, None, window_ns=view.wall.end_ns - view.wall.begin_ns, reason="not_marked")
+    return difference(
+        begin.energy_mj.get(uuid),
+        end.energy_mj.get(uuid),
+        window_ns=end.mono_ns - begin.mono_ns,
+        reason=view.reasons.get(f"gpu:{uuid}.energy_mj"),
+    )
+
+
+def _total(energy: Sequence[DeviceEnergy], view: View) -> Known:
     if view.no_gpu or not energy:
-        return None, view.no_gpu or view.unclear
+        return None, view.why_none
     values = [one.value_j for one in energy if one.value_j is not None]
     if len(values) < len(energy):
         return None, next(one.reason for one in energy if one.value_j is None)
     return sum(values), None
 
 
-def _counter(view: _View, marks: Sequence[Mark], uuid: str) -> Energy:
-    ends = [next((mark for mark in marks if mark.name == name), None) for name in FIT_MARKS]
-    if ends[0] is None or ends[1] is None:
-        return difference(None, None, window_ns=view.end_ns - view.begin_ns, reason="not_marked")
-    return difference(
-        ends[0].energy_mj.get(uuid),
-        ends[1].energy_mj.get(uuid),
-        window_ns=ends[1].mono_ns - ends[0].mono_ns,
-        reason=view.reasons.get(f"gpu:{uuid}.energy_mj"),
-    )
+def _metrics(view: View, energy: Sequence[DeviceEnergy]) -> dict[str, Metric]:
+    found: dict[str, Known] = {
+        "cpu_time": view.growth("cpu_time_s"),
+        "gpu_energy": _total(energy, view),
+        "gpu_power": view.combined("power_draw_mw", mean, sum, scale=1e-3),
+        "gpu_utilization": view.combined("utilization_gpu_percent", mean, mean, scale=1e-2),
+        "gpu_clock_sm": view.combined("clock_sm_mhz", median, mean),
+        "gpu_process_memory": view.combined("process_memory_bytes", max, sum, is_slow=True),
+    }
+    return {
+        name: Metric(value=found[name][0], unit=unit, better=better, reason=found[name][1])
+        for name, unit, better in _METRICS
+    }

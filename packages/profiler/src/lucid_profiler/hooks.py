@@ -137,11 +137,18 @@ class TorchHooks:
         """Return the optimizers that stepped, in the order of their first step; the last eight of them."""
         return [tracked for tracked in self._tracked.values() if tracked.num_steps]
 
-    def parameter_names(self) -> dict[int, str]:
-        """Name every parameter of those optimizers, by identity; of equal names the later get their optimizer's."""
+    def parameter_names(self, *, starting: TrackedOptimizer | None = None) -> dict[int, str]:
+        """Name every parameter of those optimizers, by identity; of equal names the later get their optimizer's.
+
+        Args:
+            starting: An optimizer that counts as well although its first step is still to come.
+        """
         names: dict[int, str] = {}
         taken: set[str] = set()
-        for tracked in self.optimizers():
+        optimizers = self.optimizers()
+        if starting is not None and not starting.num_steps:
+            optimizers.append(starting)
+        for tracked in optimizers:
             for parameter, own_name, place in _parameters(tracked):
                 if id(parameter) not in names:
                     name = own_name or tracked.names.get(id(parameter), place)

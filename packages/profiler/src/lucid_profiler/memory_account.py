@@ -1,5 +1,7 @@
 """Joins the monitor's, the allocator's and the context's figures into the account of one device's memory.
 
+Only a device of which the allocator says something has an account: on any other, what is used is somebody else's.
+
 The three are read at times of their own; for each sample of the device the latest figure of the others counts, if it
 is not older than two of their intervals.
 """

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lucid_profiler.drift import PairedLogs
 from lucid_profiler.pairs import PairedEffect, log_ratio, paired_effect
 from lucid_profiler.records import Better, Metric, Run
 
-__all__ = ["ArmSummary", "Change", "MetricAnalysis", "analyze_metric", "metric_names", "run_effect"]
+__all__ = ["ArmSummary", "Change", "MetricAnalysis", "analyze_metric", "metric_names", "paired_logs", "run_effect"]
 
 Change = Literal["better", "worse", "lower", "higher", "no_change", "new", "mixed", "inconclusive", "unknown"]
 Number = float | int
@@ -60,6 +61,19 @@ def run_effect(base: Run, other: Run, name: str) -> float | None:
     """Return ln(other / base) of one metric of two runs, None where it has no meaning."""
     values = [_value(run.metrics.get(name)) for run in (base, other)]
     return None if values[0] is None or values[1] is None else log_ratio(values[0], values[1])
+
+
+def paired_logs(name: str, pairs: Sequence[tuple[Run, Run]]) -> list[PairedLogs]:
+    """Return the logarithms of one metric with the places of their runs, for the pairs in which both have one."""
+    found = []
+    for base, other in pairs:
+        values = [_value(run.metrics.get(name)) for run in (base, other)]
+        logs = [math.log(value) for value in values if value is not None and value > 0]
+        if len(logs) == 2:
+            found.append(
+                PairedLogs(pair=base.pair, base=logs[0], other=logs[1], base_run=base.run, other_run=other.run)
+            )
+    return found
 
 
 def analyze_metric(name: str, pairs: Sequence[tuple[Run, Run]], *, alpha: float) -> MetricAnalysis:

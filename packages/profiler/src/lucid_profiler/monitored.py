@@ -81,13 +81,13 @@ class MonitorReport:
     """Why no GPU was."""
     interval_ns: int = 0
     num_samples: int = 0
-    num_missed: int = 0
-    """Deadlines that had passed before their sample could be taken."""
+    num_missed: int | None = 0
+    """Deadlines that had passed before their sample could be taken; None where the monitor did not live to say."""
     late_median_ns: int | None = None
     late_max_ns: int | None = None
     gaps: tuple[Gap, ...] = ()
     events: dict[str, int] = field(default_factory=dict)
-    """Steps of the wall clock, suspensions and the like, counted."""
+    """Steps of the wall clock and suspensions, counted."""
     distinct: dict[str, int] = field(default_factory=dict)
     """Readings of each field that differ from the one before: a mean over a second does not change ten times in it."""
     reasons: dict[str, str] = field(default_factory=dict)
@@ -102,4 +102,3 @@ class MonitorReport:
     devices: tuple[MonitoredDevice, ...] = ()
     energy: tuple[DeviceEnergy, ...] = ()
     memory: tuple[MemoryAccount, ...] = ()
-    notes: tuple[str, ...] = ()

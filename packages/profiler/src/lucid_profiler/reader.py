@@ -17,6 +17,7 @@ from lucid_profiler.chain import Line, read_lines
 from lucid_profiler.codec import from_plain
 from lucid_profiler.errors import ReportError
 from lucid_profiler.records import (
+    KNOWN_METHODS,
     METHOD,
     RECORD_TYPES,
     SCHEMA,
@@ -164,7 +165,7 @@ class _Reading:
             raise ValueError(f"the first record is {kind!r}, not a header")
         if warning := _check_schema(fields.get("schema")):
             self._warnings.append(warning)
-        if fields.get("method") != METHOD:
+        if fields.get("method") not in KNOWN_METHODS:
             self._warnings.append(f"the report follows the method {fields.get('method')!r}, this lucid {METHOD!r}")
 
     def _check_unique(self, record: Record) -> None:

@@ -15,6 +15,7 @@ from lucid_profiler.kernels import KernelTable
 from lucid_profiler.monitored import MonitorReport
 
 __all__ = [
+    "KNOWN_METHODS",
     "METHOD",
     "RECORD_TYPES",
     "SCHEMA",
@@ -46,7 +47,8 @@ __all__ = [
 ]
 
 SCHEMA = "lucid.report/1.0"
-METHOD = "paired/1"
+METHOD = "paired/2"
+KNOWN_METHODS = ("paired/1", METHOD)
 
 Better = Literal["lower", "higher", "none"]
 RunStatus = Literal["ok", "failed", "timeout", "interrupted", "not_started"]

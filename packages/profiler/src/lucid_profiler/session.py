@@ -49,12 +49,16 @@ class ProcessSession:
         guard: counts the agent's faults.
         environ: settings: LUCID_ALLOCATOR_INTERVAL_S in seconds, 0 for off; LUCID_PRIVATE_POOLS and LUCID_NONFINITE,
             1 for on.
+
+    Attributes:
+        keep: is given each part and its value once it is digested; None where only digests are kept.
     """
 
     def __init__(
         self, run_dir: Path, *, hooks: TorchHooks, guard: Guard, environ: Mapping[str, str] = os.environ
     ) -> None:
         self.active = True
+        self.keep: Callable[[str, Any], object] | None = None
         self._guard = guard
         self._hooks = hooks
         self._pid = os.getpid()
@@ -101,9 +105,9 @@ class ProcessSession:
         if self._fit_begin_ns is not None:
             self._num_nested += self._fit_end_ns is None
             return False
-        self._mark_monitor(FIT_MARKS[0])
         with self._guard:
             snapshot.synchronize()
+        self._mark_monitor(FIT_MARKS[0])  # after the wait: what was queued before is not of the interval
         self._fit_begin_ns = time.monotonic_ns()
         return True
 
@@ -130,14 +134,14 @@ class ProcessSession:
             try:
                 self._losses.add(value)
             except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-                self._note(f"loss({_shown(value)}) was not judged: {error}"[:500])
+                self.note(f"loss({_shown(value)}) was not judged: {error}"[:500])
 
     def mark(self, name: Any) -> None:
         """Begin the phase `name`, or note why there is none."""
         self._used = True
         with self._guard:
             if (problem := _name_problem(name)) is not None:
-                self._note(f"mark({_shown(name)}) was not recorded: {problem}")
+                self.note(f"mark({_shown(name)}) was not recorded: {problem}")
             elif len(self._marks) < MAX_MARKS:
                 self._marks.append((str.__str__(name), time.monotonic_ns()))
 
@@ -146,11 +150,11 @@ class ProcessSession:
         self._used = True
         with self._guard:
             if (problem := _name_problem(part)) is not None:
-                self._note(f"state({_shown(part)}) was not recorded: {problem}")
+                self.note(f"state({_shown(part)}) was not recorded: {problem}")
             elif part in AUTOMATIC_PARTS:
-                self._note(f"state({part!r}) was not recorded: the agent takes that part itself; give it another name")
+                self.note(f"state({part!r}) was not recorded: the agent takes that part itself; give it another name")
             elif self._is_timing:
-                self._note(
+                self.note(
                     f"state({part!r}) inside fit() was not recorded: a digest there would be timed; call it after"
                 )
             else:
@@ -194,7 +198,7 @@ class ProcessSession:
         self._write("steps", num_steps=self._hooks.num_steps, optimizers=[o.describe() for o in optimizers])
         if optimizers:
             for text in self._hooks.notes():
-                self._note(text)
+                self.note(text)
             names = self._hooks.parameter_names()
             self._digest("parameters", lambda: snapshot.parameters(optimizers, names))
             self._digest("optimizer_state", lambda: snapshot.optimizer_state(optimizers, names))
@@ -235,7 +239,7 @@ class ProcessSession:
         with self._guard:
             self._allocator.read_now(step=self._hooks.num_steps)
         if self._interval_problem is not None:
-            self._note(self._interval_problem)
+            self.note(self._interval_problem)
 
     def _write_findings(self, names: Mapping[int, str]) -> None:
         for take in (self._losses.findings, lambda: self._parameters.findings(names) if self._parameters else []):
@@ -259,10 +263,10 @@ class ProcessSession:
 
     def _note_fits(self) -> None:
         if self._is_timing:
-            self._note("fit() was entered and never left: it is not the wall")
+            self.note("fit() was entered and never left: it is not the wall")
         elif self._num_fits > 1:
             nested = f", {self._num_nested} of them inside it," if self._num_nested else ""
-            self._note(
+            self.note(
                 f"fit() was entered {self._num_fits} times: only the first interval is the wall; the other "
                 f"{self._num_fits - 1}{nested} changed nothing. Put one fit() around all of it, and mark() its phases"
             )
@@ -270,24 +274,27 @@ class ProcessSession:
     def _note_repeats(self) -> None:
         for part, num in self._states.items():
             if num > 1:
-                self._note(f"state({part!r}) was called {num} times: the last value counts")
+                self.note(f"state({part!r}) was called {num} times: the last value counts")
         if len(self._marks) == MAX_MARKS:
-            self._note(f"mark() was called {MAX_MARKS:,} times or more: later marks are not recorded")
+            self.note(f"mark() was called {MAX_MARKS:,} times or more: later marks are not recorded")
         if self._fit_begin_ns is None and 0 < self._last_state_ns < self._hooks.last_end_ns:
-            self._note("state() was called between optimizer steps: its cost is inside the timed interval; use fit()")
+            self.note("state() was called between optimizer steps: its cost is inside the timed interval; use fit()")
 
     def _digest(self, part: str, take: Callable[[], Any]) -> None:
         with self._guard:
             from lucid_profiler.digest import digest_state  # noqa: PLC0415 - a program that records nothing needs none
 
             try:
-                digest = digest_state(take())
+                state = take()
+                digest = digest_state(state)
             except (TypeError, ValueError, RuntimeError) as error:
-                self._note(f"no digest of {part!r}: {error}"[:500])
-            else:
-                self._write("state", part=part, **snapshot.plain_digest(digest))
+                self.note(f"no digest of {part!r}: {error}"[:500])
+                return
+            self._write("state", part=part, **snapshot.plain_digest(digest))
+            if self.keep is not None:
+                self.keep(part, state)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Write a note once; a call in every step must not fill the disk."""
         if text not in self._noted and len(self._noted) < MAX_NOTES:
             self._noted.add(text)

@@ -1,10 +1,11 @@
 """The verdict on one report: a speed claim only where enough pairs, parity and the capture counters allow one."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lucid_profiler.drift import AnalysisWarning
 from lucid_profiler.metrics import MetricAnalysis
 from lucid_profiler.pairs import pairs_needed
 from lucid_profiler.parity import Parity
@@ -84,6 +85,7 @@ def judge(
     capture: Mapping[str, CaptureCheck],
     parity: Parity,
     alpha: float,
+    warnings: Sequence[AnalysisWarning] = (),
 ) -> Verdict:
     """Return the verdict on the primary metric.
 
@@ -97,17 +99,22 @@ def judge(
         capture: By arm; checked if the arms are named native and captured.
         parity: Of the runs.
         alpha: Two-sided rate of false verdicts.
+        warnings: Of the primary metric; one of them, `drift_explains`, takes better and worse back.
     """
     decision, reason, detail = (
         _check_states(parity)
         or _check_presence(parity, num_included)
         or (_check_arms(capture["native"], capture["captured"]) if capture.keys() == {"native", "captured"} else None)
         or _check_number(metric, num_included)
+        or _check_drift(metric, warnings)
         or _decide(metric)
     )
     needed = None
-    if decision == "inconclusive" and metric is not None and metric.effect is not None and metric.effect.sd is not None:
-        needed = pairs_needed(metric.effect.mean, metric.effect.sd, alpha)
+    effect = metric.effect if metric is not None else None
+    # Pairs that lean to one order would lean to it if there were more of them, too.
+    is_open = decision == "inconclusive" and reason != "drift_explains"
+    if is_open and effect is not None and effect.sd is not None:
+        needed = pairs_needed(effect.mean, effect.sd, alpha)
     return Verdict(
         decision=decision,
         reason=reason,
@@ -165,6 +172,13 @@ def _check_arms(native: CaptureCheck, captured: CaptureCheck) -> _Outcome | None
     if native.num_replaying:
         return "withheld", "native_replayed", f"{native.num_replaying} of {native.num_runs} native runs replayed graphs"
     return None
+
+
+def _check_drift(metric: MetricAnalysis | None, warnings: Sequence[AnalysisWarning]) -> _Outcome | None:
+    found = next((warning for warning in warnings if warning.code == "drift_explains"), None)
+    if found is None or metric is None or metric.change not in {"better", "worse"}:
+        return None
+    return "inconclusive", "drift_explains", found.words
 
 
 def _decide(metric: MetricAnalysis | None) -> _Outcome:

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from lucid_cli.arguments import Seconds
+from lucid_cli.arguments import Interval
 from lucid_cli.commands.profile_attach import DEFAULT_INTERVAL_S, new_log
 from lucid_cli.output import say, write_result
 from lucid_profiler.errors import EnvironmentUnusableError
@@ -35,7 +35,7 @@ def command() -> None:
 )
 @click.option(
     "--interval",
-    type=Seconds(),
+    type=Interval(),
     default=DEFAULT_INTERVAL_S,
     show_default=True,
     metavar="SECONDS",

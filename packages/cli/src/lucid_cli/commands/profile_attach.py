@@ -1,12 +1,14 @@
 """`lucid profile attach`: follow a process that runs already, to its end or to Ctrl-C."""
 
 import signal
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import click
 
-from lucid_cli.arguments import Seconds
+from lucid_cli.arguments import Interval
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.output import say, warn, write_result
 from lucid_cli.reporters.words import amount, counted, scale
@@ -14,7 +16,7 @@ from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.log import Log, read_log
 from lucid_profiler.monitor.process import Monitor, launch
 from lucid_profiler.monitor.readings import REASONS
-from lucid_profiler.monitor.records import End, Header, Sample, TargetExit
+from lucid_profiler.monitor.records import End, Event, Header, Sample, TargetExit
 
 DEFAULT_INTERVAL_S = 0.1
 _POLL_S = 0.2
@@ -34,7 +36,7 @@ __all__ = ["DEFAULT_INTERVAL_S", "command", "new_log", "summarize"]
 )
 @click.option(
     "--interval",
-    type=Seconds(),
+    type=Interval(),
     default=DEFAULT_INTERVAL_S,
     show_default=True,
     metavar="SECONDS",
@@ -84,14 +86,23 @@ def _follow(monitor: Monitor, interrupts: Interrupts) -> None:
 
 def summarize(log: Log) -> str:
     """Return in a few lines what a log comes to."""
-    header = next(record for record in log.records if isinstance(record, Header))
+    header = next((record for record in log.records if isinstance(record, Header)), None)
+    if header is None:
+        return "nothing was recorded: the log could not be written, its disk may be full\n"
     samples = [record for record in log.records if isinstance(record, Sample)]
     lines = [_ending(header, log), *_sampling(samples, log), *_host(samples)]
-    for device in header.devices:
+    devices = _devices(header, log)
+    for device in devices:
         lines += _gpu(str(device["uuid"]), device.get("name"), samples)
-    if header.reason is not None:
+    if not devices and header.reason is not None:
         lines.append(f"GPUs were not read: {REASONS.get(header.reason, header.reason)}")
     return "\n".join(lines) + "\n"
+
+
+def _devices(header: Header, log: Log) -> Sequence[Mapping[str, Any]]:
+    """Return the devices; a driver may come after the header was written."""
+    later = [record.data.get("devices") for record in log.records if isinstance(record, Event)]
+    return next((found for found in reversed(later) if found), header.devices)
 
 
 def _ending(header: Header, log: Log) -> str:

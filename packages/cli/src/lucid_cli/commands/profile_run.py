@@ -12,7 +12,7 @@ from typing import IO, Any
 import click
 
 from lucid_cli import __version__, experiment
-from lucid_cli.arguments import Seconds
+from lucid_cli.arguments import Interval, Seconds
 from lucid_cli.built_in import built_in_command
 from lucid_cli.command import resolve_program
 from lucid_cli.empty_context import measure_empty_context
@@ -65,7 +65,7 @@ __all__ = ["command"]
 @click.option("--stdin", "pass_stdin", is_flag=True, help="Give each run what standard input holds; else it is empty.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0, max=60),
+    type=Interval(or_none=True),
     default=0.1,
     show_default=True,
     metavar="SECONDS",
@@ -90,7 +90,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     """
     if options["kernels"] and options["no_agent"]:
         raise click.UsageError("--kernels needs the agent, which traces the process; leave --no-agent out")
-    nvml = read_nvml()
+    nvml = NvmlReading(driver_version=None, gpus=(), reason="nvml_off") if options["no_nvml"] else read_nvml()
     pairs = options["pairs"] or experiment.default_pairs(is_built_in=not words, has_gpu=bool(nvml.gpus))
     plan = Plan(
         command=words or built_in_command(),

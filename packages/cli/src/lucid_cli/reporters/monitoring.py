@@ -28,8 +28,9 @@ def _quality(monitors: Sequence[MonitorReport]) -> list[str]:
     if not monitors:
         return []
     num = sum(monitor.num_samples for monitor in monitors)
-    missed = sum(monitor.num_missed for monitor in monitors)
-    words = [f"{counted(num, 'sample')} in {counted(len(monitors), 'run')}, {missed} missed"]
+    known = [monitor.num_missed for monitor in monitors if monitor.num_missed is not None]
+    missed = f"{sum(known)} missed" if len(known) == len(monitors) else "how many were missed is not known"
+    words = [f"{counted(num, 'sample')} in {counted(len(monitors), 'run')}, {missed}"]
     late = [monitor.late_median_ns for monitor in monitors if monitor.late_median_ns is not None]
     latest = [monitor.late_max_ns for monitor in monitors if monitor.late_max_ns is not None]
     if late and latest:
@@ -62,10 +63,18 @@ def _energy(runs: Sequence[Run]) -> list[str]:
     ]
     if not known:
         return []
-    bounds = [energy.bound_j / energy.value_j for energy in known if energy.bound_j is not None and energy.value_j]
-    sources = {"counter": "the driver's energy counter", "power_held": "power readings, each held until the next"}
+    bounds = [
+        energy.bound_j / energy.value_j
+        for energy in known
+        if energy.source == "counter" and energy.bound_j is not None and energy.value_j
+    ]
+    sources = {
+        "counter": "the driver's energy counter",
+        "power_held": "power readings, each held until the next, which are means over about a second",
+    }
     text = f"from {' and '.join(sorted({sources[energy.source] for energy in known}))}"
-    return labelled("energy", text + (f", to {max(bounds):.1%} or better" if bounds else ""))
+    bound = f", the counter to {max(bounds):.1%} or better" if bounds else ""
+    return labelled("energy", text + bound)
 
 
 def render_memory(report: Report) -> list[str]:
@@ -78,12 +87,19 @@ def render_memory(report: Report) -> list[str]:
     return lines
 
 
+def _why(reason: str) -> str:
+    """Return a reason, of a term or of one that it follows from, in words."""
+    term, colon, code = reason.rpartition(": ")
+    return f"{term.replace('_', ' ')}{colon}{reason_words(code)}"
+
+
 def _account(arm: str, account: MemoryAccount) -> list[str]:
     rows = []
     for row in account.rows:
         scaled = scale("By", row.value_bytes)
         value = f"{amount(row.value_bytes, scaled)} {scaled[1]}" if row.value_bytes is not None else "-"
-        why = reason_words(row.reason) if row.reason else "estimated" if row.is_estimate else ""
+        why = "estimated: " if row.is_estimate else ""
+        why += _why(row.reason) if row.reason else "from other terms" if row.is_estimate else ""
         rows.append(["  " * (row.level + 1) + row.name, value, why])
     head = labelled("memory", f"{arm}, {account.uuid}, where the device's used memory was largest")
     return [*head, *columns(rows), *(labelled("warning", account.warning) if account.warning else [])]

@@ -2,11 +2,12 @@
 
 from lucid_cli.reporters.words import counted, interval, percent, reason_words
 from lucid_profiler.compare import Analysis
+from lucid_profiler.drift import AnalysisWarning
 from lucid_profiler.pairs import MAX_PAIRS_NEEDED
 
 NO_CUDA = "capture needs a CUDA device: both arms ran the native path, so there is no speed verdict"
 
-__all__ = ["NO_CUDA", "verdict_sentence"]
+__all__ = ["NO_CUDA", "verdict_sentence", "warning_sentence"]
 
 
 def verdict_sentence(analysis: Analysis) -> str:
@@ -22,6 +23,35 @@ def verdict_sentence(analysis: Analysis) -> str:
     if verdict.decision == "undecidable":
         return _undecidable(analysis)
     return _withheld(analysis)
+
+
+def warning_sentence(warning: AnalysisWarning, analysis: Analysis) -> str:
+    """Return what a reader of the effect should know, with its numbers."""
+    metric, base, other, at = analysis.verdict.metric, analysis.base, analysis.other, warning.numbers
+    if warning.code == "drift":
+        return (
+            f"drift: {metric} changes by {percent(at['per_run'])} % a run, {percent(at['total'])} % over all, whatever "
+            "the arm: look for clocks, heat and other users"
+        )
+    if warning.code == "step":
+        return f"step: {metric} is {percent(at['size'])} % from run {at['run']:.0f} on, whatever the arm"
+    if warning.code == "two_modes":
+        num_high = at["num_high_base"] + at["num_high_other"]
+        return (
+            f"two modes: {num_high:.0f} of {at['num_runs']:.0f} runs are {percent(at['size'])} % apart in {metric} "
+            f"({at['num_high_base']:.0f} {base}, {at['num_high_other']:.0f} {other}), which the t interval cannot know"
+        )
+    if warning.code == "order_effect":
+        return f"order: pairs that began with {base} differ by {percent(at['difference'])} % from the others"
+    if warning.code == "outlying_pair":
+        return (
+            f"outlier: pair {at['pair']:.0f} with {percent(at['effect'])} % is far from the others, which have "
+            f"{percent(at['mean_without'])} % on average; it stays in the statistics"
+        )
+    return (
+        f"order: {base} began {at['num_base_first']:.0f} pairs and {other} {at['num_other_first']:.0f}, so drift moves "
+        f"the effect, by {percent(at['shift'])} %; without it the interval is {interval(at['low'], at['high'])} %"
+    )
 
 
 def _parity_failed(analysis: Analysis) -> str:
@@ -72,11 +102,16 @@ def _inconclusive(analysis: Analysis) -> str:
     effect = analysis.metrics[verdict.metric].effect
     if effect is None or verdict.reason == "no_difference":
         return f"inconclusive: {verdict.metric} is the same in every pair"
+    between = interval(effect.t_low, effect.t_high)
+    if verdict.reason == "drift_explains":
+        return (
+            f"inconclusive: the 95 % interval {between} % of {verdict.metric} excludes 0, but {verdict.detail}; "
+            "an even number of pairs in ABBA order cancels it"
+        )
     if verdict.pairs_needed is None:
         needed = f"not even {MAX_PAIRS_NEEDED:,} pairs would settle it"
     else:
         needed = f"about {verdict.pairs_needed} pairs would settle it if mean and spread stay"
-    between = interval(effect.t_low, effect.t_high)
     return f"inconclusive: the 95 % interval {between} % of {verdict.metric} includes 0; {needed}"
 
 

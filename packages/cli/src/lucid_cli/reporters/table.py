@@ -8,7 +8,7 @@ from lucid_cli.reporters.kernels import render_kernels
 from lucid_cli.reporters.layout import columns, labelled
 from lucid_cli.reporters.monitoring import render_memory, render_monitoring
 from lucid_cli.reporters.phases import render_phases
-from lucid_cli.reporters.sentences import verdict_sentence
+from lucid_cli.reporters.sentences import verdict_sentence, warning_sentence
 from lucid_cli.reporters.words import (
     METRIC_NAMES,
     abbreviated,
@@ -52,6 +52,7 @@ def render_report(report: Report, analysis: Analysis) -> str:
         ],
         render_memory(report),
         render_kernels(report),
+        [line for one in analysis.warnings for line in labelled("warning", warning_sentence(one, analysis))],
         labelled("verdict", verdict_sentence(analysis)),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"

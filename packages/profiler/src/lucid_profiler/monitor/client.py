@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from lucid_profiler.monitor.records import SCHEMA
 __all__ = ["Client", "connect"]
 
 _PIECE_BYTES = 64 << 10
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: https://man7.org/linux/man-pages/man7/unix.7.html
 
 
 class Client:
@@ -82,8 +84,24 @@ def connect(directory: Path, *, timeout_s: float = 5.0) -> Client | None:
         raise
     client = Client(connection, timeout_s=timeout_s)
     try:
+        _check_peer(connection, directory)
         client.request("hello", schema=SCHEMA)
     except (OSError, ProtocolError, EnvironmentUnusableError):
         client.close()
         raise
     return client
+
+
+def _check_peer(connection: socket.socket, directory: Path) -> None:
+    """See that the other end belongs to this user: whoever made the directory first could answer anything.
+
+    Raises:
+        EnvironmentUnusableError: it belongs to somebody else.
+    """
+    if hasattr(socket, "SO_PEERCRED"):
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(credentials)
+        if uid not in {os.geteuid(), 0}:
+            raise EnvironmentUnusableError(
+                f"{socket_path(directory)} belongs to another user; remove {directory}, or set XDG_RUNTIME_DIR"
+            )

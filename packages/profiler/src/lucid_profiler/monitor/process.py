@@ -17,6 +17,7 @@ from lucid_profiler.monitor.protocol import ProtocolError
 READY_LIMIT_S = 2.0
 STOP_LIMIT_S = 5.0
 _REQUEST_LIMIT_S = 2.0
+_TERMINATE_LIMIT_S = 1.0
 _FAULTS = (OSError, ProtocolError, EnvironmentUnusableError, subprocess.SubprocessError)
 
 __all__ = ["READY_LIMIT_S", "STOP_LIMIT_S", "Monitor", "launch"]
@@ -73,8 +74,7 @@ class Monitor:
         if self._process.poll() is None:
             self._request("stop", timeout_s=timeout_s)
         if not self.wait(timeout_s):
-            self._process.kill()
-            self._process.wait()
+            _end(self._process)
         self._release()
 
     def detach(self) -> None:
@@ -140,11 +140,20 @@ def launch(
         client.request("start", **request)
     except _FAULTS as error:
         client.close()
-        process.kill()
-        process.wait()
+        _end(process)
         words = f"the monitor was not ready within {timeout_s} s" if isinstance(error, TimeoutError) else str(error)
         return Monitor(process=None, client=None, output=output, reason=words)
     return Monitor(process=process, client=client, output=output, reason=None)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process: asked first, so that it takes its socket away, and killed if it does not answer."""
+    process.terminate()
+    try:
+        process.wait(_TERMINATE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _spawn(directory: Path | None) -> tuple["subprocess.Popen[bytes]", socket.socket]:

@@ -1,0 +1,146 @@
+"""The readings of one run's wall interval: of which devices they are, what they come to, and when they say nothing.
+
+A mean over readings of half an interval is no mean of the interval, and a counter that was last read long before the
+end has not been read there: both are None with the reason.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lucid_profiler.collect_device import bare_uuid
+from lucid_profiler.monitor.readings import is_too_short
+from lucid_profiler.monitor.records import Mark, Sample
+from lucid_profiler.records import Wall
+
+MIN_COVERAGE = 0.8  # of the samples that the interval should hold
+MIN_SAMPLES = 10  # in the interval, for a counter that is read with them
+MARK_SLACK_NS = 500_000_000
+"""A mark farther from the end of the interval that it stands for is of another moment."""
+
+Number = float | int
+Known = tuple[Number | None, str | None]
+"""A value, or None with its reason."""
+
+__all__ = ["Known", "Number", "View", "mean"]
+
+
+def mean(values: Iterable[Number]) -> float:
+    """Return the mean of one or more numbers."""
+    numbers = list(values)
+    return sum(numbers) / len(numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The samples of a run with its wall interval.
+
+    Attributes:
+        samples: all of the log.
+        devices: what the log says of each device.
+        no_gpu: why there are none.
+        reasons: why fields were null.
+        wall: the interval.
+        interval_ns: time between two samples.
+        used: UUIDs, without their kind, of the devices that the run's processes named; empty where none did.
+    """
+
+    samples: Sequence[Sample]
+    devices: Sequence[Mapping[str, Any]]
+    no_gpu: str | None
+    reasons: Mapping[str, str]
+    wall: Wall
+    interval_ns: int
+    used: Sequence[str] = ()
+
+    @property
+    def uuids(self) -> list[str]:
+        """The devices that the run used: as its processes say, else in which it has memory, else its only one."""
+        if self.used:
+            return [uuid for uuid in self._all if bare_uuid(uuid) in self.used]
+        targets = self._targets
+        return [uuid for uuid in targets if self._has_memory(uuid)] or (targets if len(targets) == 1 else [])
+
+    @property
+    def why_none(self) -> str:
+        """Why nothing can be said of the devices, where `uuids` is empty or the driver was away."""
+        if self.no_gpu:
+            return self.no_gpu
+        if not self._all:
+            return "no_devices"
+        if self.used or not self._targets:
+            return "not_target"
+        given = {self.reasons.get(f"gpu:{uuid}.process_memory_bytes") for uuid in self._targets}
+        return "pid_namespace" if "pid_namespace" in given else "not_found"
+
+    @property
+    def _all(self) -> list[str]:
+        return [str(device["uuid"]) for device in self.devices]
+
+    @property
+    def _targets(self) -> list[str]:
+        return [str(device["uuid"]) for device in self.devices if device.get("is_target", True)]
+
+    def _has_memory(self, uuid: str) -> bool:
+        return any(sample.gpus.get(uuid, {}).get("process_memory_bytes") for sample in self.samples)
+
+    def combined(
+        self,
+        field: str,
+        over_time: Callable[[Sequence[Number]], Number],
+        over_devices: Callable[[Sequence[Number]], Number],
+        *,
+        scale: float | None = None,
+        is_slow: bool = False,
+    ) -> Known:
+        """Return one number for a field of the devices that the run used.
+
+        Args:
+            field: its name.
+            over_time: makes one number of the readings of a device.
+            over_devices: makes one of those.
+            scale: factor of the result.
+            is_slow: whether the field is read more rarely than every sample.
+        """
+        if self.no_gpu or not self.uuids:
+            return None, self.why_none
+        if is_too_short(field, self.wall.end_ns - self.wall.begin_ns):
+            return None, "below_resolution"
+        values = []
+        for uuid in self.uuids:
+            readings = self._readings(uuid, field)
+            expected = 1 if is_slow else MIN_COVERAGE * (self.wall.end_ns - self.wall.begin_ns) / self.interval_ns
+            if not readings or len(readings) < int(expected):
+                return None, "gap" if readings else self.reasons.get(f"gpu:{uuid}.{field}", "gap")
+            values.append(over_time(readings))
+        value = over_devices(values)
+        return value if scale is None else value * scale, None
+
+    def _readings(self, uuid: str, field: str) -> list[Number]:
+        inside = (one for one in self.samples if self.wall.begin_ns <= one.mono_ns <= self.wall.end_ns)
+        values = (sample.gpus.get(uuid, {}).get(field) for sample in inside)
+        return [value for value in values if value is not None]
+
+    def growth(self, field: str) -> Known:
+        """Return by how much a cumulative field of the host grew in the interval, to one sample's width."""
+        begin_ns, end_ns = self.wall.begin_ns, self.wall.end_ns
+        if end_ns - begin_ns < MIN_SAMPLES * self.interval_ns:
+            return None, "below_resolution"
+        rows = [(one.mono_ns, one.host.get(field)) for one in self.samples if one.host is not None]
+        known = [(at_ns, value) for at_ns, value in rows if value is not None]
+        ends = [self._nearest(known, at_ns) for at_ns in (begin_ns, end_ns)]
+        if self.wall.source == "process" and ends[0] is None:
+            ends[0] = 0  # nothing was used before the process began
+        if ends[0] is None or ends[1] is None:
+            return None, self.reasons.get(f"host.{field}", "gap") if not known else "gap"
+        return ends[1] - ends[0], None
+
+    def _nearest(self, known: Sequence[tuple[int, Number]], at_ns: int) -> Number | None:
+        """Return the reading nearest to a moment, if it is not more than two samples away."""
+        nearest = min(known, key=lambda reading: abs(reading[0] - at_ns), default=None)
+        return nearest[1] if nearest is not None and abs(nearest[0] - at_ns) <= 2 * self.interval_ns else None
+
+    def mark(self, marks: Sequence[Mark], name: str, at_ns: int) -> Mark | None:
+        """Return the mark of that name at a moment; one of another moment, as of another process, does not count."""
+        named = [mark for mark in marks if mark.name == name and abs(mark.mono_ns - at_ns) <= MARK_SLACK_NS]
+        return min(named, key=lambda mark: abs(mark.mono_ns - at_ns), default=None)
