@@ -317,9 +317,9 @@ def _account(samples: Sequence[Sample], *, context: Measured | None, pools: int 
         )
         for at in range(8, 23)
     ]
-    account = memory_account(GPU, samples, allocator=entries, context=context, reasons={})
-    assert account is not None
-    return {row.name: row.value_bytes for row in account.rows}
+    accounted = memory_account(GPU, samples, allocator=entries, context=context, reasons={})
+    assert accounted is not None
+    return {row.name: row.value_bytes for row in accounted.account.rows}
 
 
 def _memory(at_s: float, used_mib: int) -> Sample:
@@ -345,6 +345,20 @@ def test_the_account_is_of_the_largest_moment_and_adds_up() -> None:
     )
     assert rows["residue of the run"] == (900 - 490 - 400) * MIB
     assert rows["cached"] == 100 * MIB
+
+
+def test_the_account_is_made_over_the_whole_run() -> None:
+    """Each time adds up by itself, and those with a large residue are counted."""
+    samples = [_memory(9, 900), _memory(10, 960), _memory(11, 1400)]
+    entries = [AllocatorEntry(mono_ns=8 * S + at * S, step=1, device=0, reserved_bytes=400 * MIB) for at in range(8)]
+    accounted = memory_account(GPU, samples, allocator=entries, context=Measured(bytes=490 * MIB), reasons={})
+    assert accounted is not None
+    columns = accounted.columns
+    assert columns["mono_ns"] == (9 * S, 10 * S, 11 * S)
+    for at in range(3):
+        parts = (columns[f"{name}_bytes"][at] for name in ("driver_reserved", "others", "target", "device_residue"))
+        assert columns["device_used_bytes"][at] == sum(part or 0 for part in parts)
+    assert (accounted.account.num_times, accounted.account.num_times_warned) == (3, 2)
 
 
 def test_what_was_not_measured_is_null_in_the_account() -> None:

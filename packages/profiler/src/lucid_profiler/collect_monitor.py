@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 from lucid_profiler.collect_device import Inside, bare_uuid
 from lucid_profiler.context import Measured
 from lucid_profiler.errors import ReportError
-from lucid_profiler.memory_account import memory_account
+from lucid_profiler.memory_account import Accounted, memory_account
 from lucid_profiler.monitor.energy import Energy, describe, difference, integrate_power, prefer
 from lucid_profiler.monitor.log import Log, read_log
 from lucid_profiler.monitor.readings import REASONS
 from lucid_profiler.monitor.records import End, Event, Header, Mark, ReasonsChanged, Sample
 from lucid_profiler.monitor_mark import FIT_MARKS
 from lucid_profiler.monitor_view import Known, Number, View, mean
-from lucid_profiler.monitored import DeviceEnergy, Gap, MemoryAccount, MonitoredDevice, MonitorReport
+from lucid_profiler.monitored import DeviceEnergy, Gap, MonitoredDevice, MonitorReport
 from lucid_profiler.records import Metric, Samples, Wall
 
 SLOW = ":slow"  # ends the name of the series of what is read more rarely
@@ -85,18 +85,19 @@ def observe_monitor(
         used=inside.uuids,
     )
     energy, notes = _energy(view, list(_all(log, Mark)))
+    accounted = list(_accounts(view, inside, context))
     report = replace(
         _report(log, header, samples),
         nvml_reason=no_gpu,
         devices=tuple(_device(device) for device in devices),
         reasons=reasons,
         energy=tuple(energy),
-        memory=tuple(_accounts(view, inside, context)),
+        memory=tuple(one.account for one in accounted),
     )
     return Monitored(
         report=report,
         metrics=_metrics(view, energy),
-        samples=tuple(_series(samples, run)),
+        samples=(*_series(samples, run), *_memory_series(accounted, run)),
         notes=tuple(dict.fromkeys([*_notes(log), *notes])),
     )
 
@@ -113,16 +114,16 @@ def _devices(log: Log, header: Header) -> tuple[Sequence[Mapping[str, Any]], str
     return header.devices, None if header.devices else header.reason
 
 
-def _accounts(view: View, inside: Inside, context: Measured | None) -> Iterator[MemoryAccount]:
+def _accounts(view: View, inside: Inside, context: Measured | None) -> Iterator[Accounted]:
     """Yield the account of each device of which one process of the run says what it holds there."""
     for uuid in view.uuids:
         lines = inside.allocator.get(bare_uuid(uuid), ())
         if not lines:
             continue
         measured = None if context is None or bare_uuid(context.device_uuid or "") != bare_uuid(uuid) else context
-        account = memory_account(uuid, view.samples, allocator=lines, context=measured, reasons=view.reasons)
-        if account is not None:
-            yield account
+        accounted = memory_account(uuid, view.samples, allocator=lines, context=measured, reasons=view.reasons)
+        if accounted is not None:
+            yield accounted
 
 
 def _notes(log: Log) -> list[str]:
@@ -186,6 +187,14 @@ def _series(samples: Sequence[Sample], run: int) -> Iterator[Samples]:
             num_slow += is_slow
             suffix = "" if not is_slow else SLOW if num_slow == 1 else f"{SLOW}{num_slow}"
             yield from _chunks(name + suffix, run, [entries[place] for place in places], fields)
+
+
+def _memory_series(accounted: Sequence[Accounted], run: int) -> Iterator[Samples]:
+    for one in accounted:
+        for start in range(0, len(one.columns["mono_ns"]), Samples.MAX_ROWS):
+            end = start + Samples.MAX_ROWS
+            part: dict[str, tuple[Number | None, ...]] = {name: of[start:end] for name, of in one.columns.items()}
+            yield Samples(run=run, series=f"memory:{one.account.uuid}", columns=part)
 
 
 def _chunks(series: str, run: int, entries: Sequence[tuple[Sample, Row]], fields: Sequence[str]) -> Iterator[Samples]:

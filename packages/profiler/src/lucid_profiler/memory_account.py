@@ -8,6 +8,7 @@ is not older than two of their intervals.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lucid_profiler.context import Measured
@@ -19,7 +20,7 @@ from lucid_profiler.reconcile import (
     MemoryReadings,
     Reconciliation,
     Term,
-    reconcile_peak,
+    reconcile_series,
     reserved_is_inside_used,
 )
 
@@ -27,7 +28,20 @@ MAX_AGE_NS = 2_000_000_000
 
 T = TypeVar("T")
 
-__all__ = ["MAX_AGE_NS", "memory_account"]
+__all__ = ["MAX_AGE_NS", "Accounted", "memory_account"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounted:
+    """The memory of one device over a run.
+
+    Attributes:
+        account: at the sample at which most was used.
+        columns: over time, one row wherever the driver's list of processes was read; bytes, None where not known.
+    """
+
+    account: MemoryAccount
+    columns: dict[str, tuple[int | None, ...]]
 
 
 def memory_account(
@@ -37,8 +51,8 @@ def memory_account(
     allocator: Sequence[AllocatorEntry],
     context: Measured | None,
     reasons: Mapping[str, str],
-) -> MemoryAccount | None:
-    """Return the account at the sample at which most was used; None if the device's memory was never read.
+) -> Accounted | None:
+    """Return the account of a device; None if its memory was never read.
 
     Args:
         uuid: of the device.
@@ -47,17 +61,26 @@ def memory_account(
         context: of an empty process; None if it was not measured.
         reasons: why fields of the monitor were null.
     """
-    peak = reconcile_peak(_readings(uuid, samples, allocator, context, reasons))
-    if peak is None:
+    series = reconcile_series(_readings(uuid, samples, allocator, context, reasons))
+    known = [one for one in series if one.memory.device_used.bytes is not None]
+    if not known:
         return None
-    memory = peak.memory
-    return MemoryAccount(
+    peak = max(known, key=lambda one: one.memory.device_used.bytes or 0)
+    listed = {sample.mono_ns for sample in samples if "process_memory_bytes" in sample.gpus.get(uuid, {})}
+    rows = [one for one in series if one.mono_ns in listed]
+    account = MemoryAccount(
         uuid=uuid,
         mono_ns=peak.mono_ns,
-        rows=tuple(_rows(memory)),
-        residue_share=memory.residue_share,
-        warning=_warning(memory),
+        rows=tuple(_rows(peak.memory)),
+        residue_share=peak.memory.residue_share,
+        warning=_warning(peak.memory),
+        num_times=len(rows),
+        num_times_warned=sum(bool(one.memory.warning) for one in rows),
     )
+    columns: dict[str, tuple[int | None, ...]] = {"mono_ns": tuple(one.mono_ns for one in rows)}
+    for name in _ORDER:
+        columns[f"{name}_bytes"] = tuple(getattr(one.memory, name).bytes for one in rows)
+    return Accounted(account=account, columns=columns)
 
 
 def _readings(

@@ -54,6 +54,10 @@ class MemoryAccount:
     residue_share: float | None = None
     """What no term explains, as a share of the used memory."""
     warning: str | None = None
+    num_times: int = 0
+    """Times at which the account was made, about one a second; the series `memory:<uuid>` has them."""
+    num_times_warned: int = 0
+    """Those at which a residue was above 2 % of the used memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

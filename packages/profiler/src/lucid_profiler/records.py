@@ -289,7 +289,8 @@ class Samples:
     run: int
     series: str
     """`steps`: one row an optimizer step; `device_steps`: the same on the device; `allocator`: one row a reading of
-    torch's allocator; `host`, `gpu:<uuid>`: one row a sample of the monitor, `:slow` what it reads more rarely."""
+    torch's allocator; `host`, `gpu:<uuid>`: one row a sample of the monitor, `:slow` what it reads more rarely;
+    `memory:<uuid>`: the account of a device's memory over time."""
     columns: dict[str, tuple[int | float | None, ...]]
     """Equally long; a value that could not be read is None."""
 

@@ -102,4 +102,10 @@ def _account(arm: str, account: MemoryAccount) -> list[str]:
         why += _why(row.reason) if row.reason else "from other terms" if row.is_estimate else ""
         rows.append(["  " * (row.level + 1) + row.name, value, why])
     head = labelled("memory", f"{arm}, {account.uuid}, where the device's used memory was largest")
-    return [*head, *columns(rows), *(labelled("warning", account.warning) if account.warning else [])]
+    lines = [*head, *columns(rows)]
+    if account.warning:
+        lines += labelled("warning", account.warning)
+    if account.num_times_warned:
+        share = f"{account.num_times_warned} of {counted(account.num_times, 'time')}"
+        lines += labelled("", f"over the run a residue was above 2 % at {share}")
+    return lines
