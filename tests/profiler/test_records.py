@@ -138,8 +138,8 @@ def test_the_line_format_is_what_other_tools_expect(good: bytes) -> None:
         assert list(fields) == sorted(fields)
         assert fields["seq"] == seq
         assert fields["prev"] == (hashlib.sha256(lines[seq - 1]).hexdigest()[:16] if seq else "")
-    # A report has kernels only where they were asked for.
-    assert [json.loads(line)["t"] for line in lines] == [kind for kind in RECORD_TYPES if kind != "kernels"]
+    on_request = {"kernels", "located"}
+    assert [json.loads(line)["t"] for line in lines] == [kind for kind in RECORD_TYPES if kind not in on_request]
     assert json.loads(lines[0])["schema"] == "lucid.report/1.0"
     assert json.loads(lines[3])["tensors"] == {"weight": ["00ff" * 4, "float32", [2, 1]]}
 

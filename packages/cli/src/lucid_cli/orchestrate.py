@@ -15,12 +15,15 @@ from lucid_cli.child import Ended, run_child
 from lucid_cli.descendants import adopting_orphans
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.recorder import Recorder
+from lucid_cli.relocate import relocate
 from lucid_cli.sampling import Beside, Sampling
 from lucid_profiler.collect import Observation, observe
 from lucid_profiler.collect_kernels import read_kernels
+from lucid_profiler.compare import analyze
 from lucid_profiler.context import Measured
 from lucid_profiler.kernel_trace import STEPS_VARIABLE
 from lucid_profiler.records import Arm, Kernels, Run, RunStatus, Slot, Wall
+from lucid_profiler.saved_state import run_folder_name
 
 # Each has a process do what no timed one may.
 _UNTIMED = frozenset({STEPS_VARIABLE, "LUCID_SAVE_STATE", "LUCID_SAVE_NAME", "LUCID_SAVE_STEP", "LUCID_STEP_DIGESTS"})
@@ -47,6 +50,9 @@ class Plan:
         num_kernel_steps: steps of which one more process of each arm, which is never timed, counts the kernels; 0 for
             no such process.
         context: what an empty CUDA context takes; None where that was not measured.
+        saved_pair: number of the pair whose values are kept; None for none.
+        saved_dir: where they are kept.
+        locate: whether more runs look for the first difference where parity has failed.
     """
 
     command: tuple[str, ...]
@@ -59,6 +65,9 @@ class Plan:
     sampling: Sampling = field(default_factory=Sampling)
     num_kernel_steps: int = 0
     context: Measured | None = None
+    saved_pair: int | None = None
+    saved_dir: Path | None = None
+    locate: bool = False
 
 
 class Observer(Protocol):
@@ -69,6 +78,9 @@ class Observer(Protocol):
 
     def traced(self, arm: Arm, kernels: Kernels) -> None:
         """Take note of a traced process."""
+
+    def rerun(self, arm: Arm) -> None:
+        """Take note of a run that begins and is not timed."""
 
 
 def run_experiment(
@@ -92,11 +104,8 @@ def run_experiment(
     """
     with adopting_orphans():
         status, recorder = _fill_slots(plan, _Beginning(begin), interrupts=interrupts, observer=observer)
-        if recorder is not None and plan.num_kernel_steps:
-            if status == "complete":
-                return _trace_arms(plan, recorder, interrupts=interrupts, observer=observer), recorder
-            for arm in plan.arms:
-                recorder.add_kernels(Kernels(arm=arm.name, status="not_started", table=None, reason="run_failed"))
+        if recorder is not None:
+            status = _untimed(plan, recorder, status, interrupts=interrupts, observer=observer)
     return status, recorder
 
 
@@ -158,7 +167,7 @@ def _run_slot(
 
         ended = run_child(
             plan.command,
-            child_env(os.environ, arm, run_dir if plan.sampling.with_agent else None),
+            {**child_env(os.environ, arm, run_dir if plan.sampling.with_agent else None), **_saving(plan, slot)},
             interrupts=interrupts,
             timeout_s=plan.timeout_s,
             stdin=plan.stdin,
@@ -181,8 +190,50 @@ def _run_slot(
         samples=(*observation.samples, *monitored.samples),
     )
     run = _run_record(slot, ended, observation, started=started)
-    notes = (*run.notes, *(f"monitor: {note}" for note in monitored.notes))
-    return replace(run, monitor=monitored.report, notes=notes), observation
+    notes = [*run.notes, *(f"monitor: {note}" for note in monitored.notes)]
+    if _saving(plan, slot):
+        longer = ", and its wall is longer for it" if observation.wall.source == "process" else ""
+        notes.append(f"the values behind its digests were kept{longer}")
+    return replace(run, monitor=monitored.report, notes=tuple(notes)), observation
+
+
+def _saving(plan: Plan, slot: Slot) -> dict[str, str]:
+    """Return the variables that have a run keep the values behind its digests."""
+    if plan.saved_dir is None or slot.pair != plan.saved_pair:
+        return {}
+    return {"LUCID_SAVE_STATE": str(plan.saved_dir), "LUCID_SAVE_NAME": run_folder_name(slot.slot, slot.arm)}
+
+
+def _untimed(plan: Plan, recorder: Recorder, status: Status, *, interrupts: Interrupts, observer: Observer) -> Status:
+    """Run what is asked for beside the measured runs; return how it went."""
+    if plan.num_kernel_steps and status != "complete":
+        for arm in plan.arms:
+            recorder.add(Kernels(arm=arm.name, status="not_started", table=None, reason="run_failed"))
+    elif plan.num_kernel_steps:
+        status = _trace_arms(plan, recorder, interrupts=interrupts, observer=observer)
+    if plan.locate and status == "complete" and analyze(recorder.report()).parity.status == "different":
+
+        def rerun(arm: Arm, run_dir: Path, variables: Mapping[str, str]) -> bool:
+            observer.rerun(arm)
+            return _rerun(plan, arm, run_dir, variables, interrupts=interrupts) == "ok"
+
+        recorder.add(relocate(plan.arms[:2], rerun))
+    return "interrupted" if interrupts.first is not None else status
+
+
+def _rerun(plan: Plan, arm: Arm, run_dir: Path, variables: Mapping[str, str], *, interrupts: Interrupts) -> RunStatus:
+    """Run the command once more in an arm; nothing of it is timed."""
+    if interrupts.first is not None:
+        return "not_started"
+    ended = run_child(
+        plan.command,
+        {**child_env(os.environ, arm, run_dir), **variables},
+        interrupts=interrupts,
+        timeout_s=None,
+        stdin=plan.stdin,
+        copy_output=plan.copy_output,
+    )
+    return _status(ended)
 
 
 def _trace_arms(plan: Plan, recorder: Recorder, *, interrupts: Interrupts, observer: Observer) -> Status:
@@ -192,16 +243,10 @@ def _trace_arms(plan: Plan, recorder: Recorder, *, interrupts: Interrupts, obser
             return "interrupted"
         with tempfile.TemporaryDirectory(prefix="lucid-", ignore_cleanup_errors=True) as folder:
             run_dir = Path(folder)
-            ended = run_child(
-                plan.command,
-                {**child_env(os.environ, arm, run_dir), STEPS_VARIABLE: str(plan.num_kernel_steps)},
-                interrupts=interrupts,
-                timeout_s=plan.timeout_s,
-                stdin=plan.stdin,
-                copy_output=plan.copy_output,
-            )
-            kernels = read_kernels(run_dir, arm=arm.name, status=_status(ended))
-        recorder.add_kernels(kernels)
+            variables = {STEPS_VARIABLE: str(plan.num_kernel_steps)}
+            status = _rerun(plan, arm, run_dir, variables, interrupts=interrupts)
+            kernels = read_kernels(run_dir, arm=arm.name, status=status)
+        recorder.add(kernels)
         observer.traced(arm, kernels)
         if kernels.status == "interrupted":
             return "interrupted"

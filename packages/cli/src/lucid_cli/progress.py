@@ -43,6 +43,10 @@ class Progress:
         what = f"{table.num_steps} steps counted" if table is not None else reason_words(kernels.reason or "")
         say(f"kernels of {arm.name}, not timed  {what}")
 
+    def rerun(self, arm: Arm) -> None:
+        """Print that a run begins which looks for the first difference."""
+        say(f"looking for the first difference, not timed  {arm.name}")
+
 
 def duration(seconds: float) -> str:
     """Return a time for reading: seconds below two minutes, minutes below two hours, then hours."""

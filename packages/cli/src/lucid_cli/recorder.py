@@ -6,7 +6,19 @@ from typing import Literal, TypeVar
 from lucid_profiler.collect import Observation
 from lucid_profiler.compare import analyze, pair_record
 from lucid_profiler.reader import Report
-from lucid_profiler.records import End, Env, Header, Kernels, Pair, Record, Run, State, Summary, identity_digest
+from lucid_profiler.records import (
+    End,
+    Env,
+    Header,
+    Kernels,
+    Located,
+    Pair,
+    Record,
+    Run,
+    State,
+    Summary,
+    identity_digest,
+)
 from lucid_profiler.writer import Writer
 
 R = TypeVar("R", bound=Record)
@@ -55,13 +67,13 @@ class Recorder:
         if base is not None and other is not None:
             self._write(pair_record(self.report(), base, other))
 
-    def add_kernels(self, kernels: Kernels) -> None:
-        """Write what the traced process of one arm showed.
+    def add(self, record: Kernels | Located) -> None:
+        """Write what a process showed that was never timed.
 
         Raises:
             OSError: the report cannot be written.
         """
-        self._write(kernels)
+        self._write(record)
 
     def finish(self, status: Literal["complete", "interrupted", "failed"]) -> Report:
         """Write summary and end; return the whole report, without its samples.
@@ -84,6 +96,7 @@ class Recorder:
             runs=self._all(Run),
             states=self._all(State),
             kernels=self._all(Kernels),
+            located=self._all(Located),
             pairs=self._all(Pair),
             summary=summaries[-1] if summaries else None,
             end=ends[-1] if ends else None,

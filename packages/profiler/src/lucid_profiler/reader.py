@@ -25,6 +25,7 @@ from lucid_profiler.records import (
     Env,
     Header,
     Kernels,
+    Located,
     Pair,
     Record,
     Run,
@@ -54,6 +55,7 @@ class Report:
     states: tuple[State, ...] = ()
     samples: tuple[Samples, ...] = ()
     kernels: tuple[Kernels, ...] = ()
+    located: tuple[Located, ...] = ()
     pairs: tuple[Pair, ...] = ()
     summary: Summary | None = None
     end: End | None = None
@@ -204,6 +206,7 @@ class _Reading:
             states=self._all(State),
             samples=self._all(Samples),
             kernels=self._all(Kernels),
+            located=self._all(Located),
             pairs=self._all(Pair),
             summary=self._one(Summary),
             end=end,

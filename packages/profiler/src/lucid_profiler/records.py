@@ -28,6 +28,7 @@ __all__ = [
     "Env",
     "Header",
     "Kernels",
+    "Located",
     "Metric",
     "Pair",
     "PairParity",
@@ -309,6 +310,28 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """Where two arms begin to differ, as two more pairs of runs show that are never timed."""
+
+    kind: ClassVar[str] = "located"
+
+    arms: tuple[str, str]
+    text: str
+    """All of it in words, or why nothing was found."""
+    num_equal_steps: int = 0
+    step: int | None = None
+    when: Literal["before", "after"] | None = None
+    """`before` the step, as its gradients are, or `after` it."""
+    part: str | None = None
+    tensor: str | None = None
+    index: tuple[int, ...] | None = None
+    values: tuple[str, str] | None = None
+    bits: tuple[str, str] | None = None
+    """As hexadecimal numbers."""
+    ulps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PairParity:
     """Whether the two runs of a pair ended in the same state."""
 
@@ -356,8 +379,7 @@ class End:
     """Lines before this one."""
 
 
-Record = Header | Env | Run | State | Samples | Kernels | Pair | Summary | End
+Record = Header | Env | Run | State | Samples | Kernels | Located | Pair | Summary | End
 
-RECORD_TYPES: dict[str, type[Record]] = {
-    record_type.kind: record_type for record_type in (Header, Env, Run, State, Samples, Kernels, Pair, Summary, End)
-}
+_ALL = (Header, Env, Run, State, Samples, Kernels, Located, Pair, Summary, End)
+RECORD_TYPES: dict[str, type[Record]] = {record_type.kind: record_type for record_type in _ALL}

@@ -7,6 +7,7 @@ import tempfile
 import uuid
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import IO, Any
 
 import click
@@ -76,6 +77,13 @@ __all__ = ["command"]
     is_flag=True,
     help="Run one more process of each arm, traced and never timed, and count its kernels and launches.",
 )
+@click.option(
+    "--save-state",
+    type=click.IntRange(min=0),
+    metavar="PAIR",
+    help="Keep the values behind the digests of the runs of this pair, in FILE.state beside the report.",
+)
+@click.option("--locate", is_flag=True, help="If parity fails, run more to name the first step, tensor and element.")
 @click.option("--no-nvml", is_flag=True, help="Leave the NVIDIA driver alone: sample the host only.")
 @click.option("--no-agent", is_flag=True, help="Leave the process alone: no steps, no digests, no parity.")
 @click.option("-v", "--verbose", is_flag=True, help="Copy the command's output to standard error.")
@@ -88,8 +96,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     digits (python -m lucid_cli.workloads.detection --help). The result goes to standard output, progress to standard
     error.
     """
-    if options["kernels"] and options["no_agent"]:
-        raise click.UsageError("--kernels needs the agent, which traces the process; leave --no-agent out")
+    _check_agent(options)
     nvml = NvmlReading(driver_version=None, gpus=(), reason="nvml_off") if options["no_nvml"] else read_nvml()
     pairs = options["pairs"] or experiment.default_pairs(is_built_in=not words, has_gpu=bool(nvml.gpus))
     plan = Plan(
@@ -104,10 +111,14 @@ def command(words: tuple[str, ...], **options: Any) -> int:
             interval_s=options["interval"], with_nvml=not options["no_nvml"], with_agent=not options["no_agent"]
         ),
         num_kernel_steps=NUM_STEPS if options["kernels"] else 0,
+        saved_pair=options["save_state"],
+        locate=options["locate"],
     )
     program = resolve_program(plan.command, os.environ)
     header = _header(plan, pairs=pairs, discarded=options["discard_pairs"])
     file = ReportFile(options["output"] or _default_name(header), overwrite=options["overwrite"])
+    if options["save_state"] is not None:
+        plan = replace(plan, saved_dir=_saved_dir(file.path, options["save_state"], plan))
     host = _host_env(program, nvml)
     if nvml.gpus and plan.sampling.reads_memory:
         plan = replace(plan, context=measure_empty_context(program, os.environ))
@@ -126,6 +137,34 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     analysis = analyze(report)
     write_result(render_report(report, analysis))
     return _exit_code(status, analysis, interrupts)
+
+
+def _check_agent(options: dict[str, Any]) -> None:
+    """Refuse what only the agent can do where there is to be none."""
+    wanted = {"--kernels": options["kernels"], "--locate": options["locate"]}
+    wanted["--save-state"] = options["save_state"] is not None
+    name = next((name for name, is_wanted in wanted.items() if is_wanted), None)
+    if options["no_agent"] and name is not None:
+        raise click.UsageError(f"{name} needs the agent inside the process; leave --no-agent out")
+
+
+def _saved_dir(report: str, pair: int, plan: Plan) -> Path:
+    """Return the new directory for the values of a pair.
+
+    Raises:
+        UsageError: there is no such pair, or something has that name.
+    """
+    last = max(slot.pair for slot in plan.slots)
+    if pair > last:
+        raise click.UsageError(f"--save-state {pair}: pairs go from 0 to {last}, discarded ones first")
+    directory = Path(f"{report}.state").absolute()
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError as error:
+        raise click.UsageError(f"{directory.name} exists already; remove it, or name another report with -o") from error
+    except OSError as error:
+        raise click.UsageError(f"{directory.name} cannot be made: {error.strerror}") from error
+    return directory
 
 
 def _read_stdin() -> IO[bytes]:

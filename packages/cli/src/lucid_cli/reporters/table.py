@@ -46,6 +46,7 @@ def render_report(report: Report, analysis: Analysis) -> str:
         [
             *_steps(report),
             *_parity(report, analysis),
+            *(line for located in report.located for line in labelled("located", located.text)),
             *_captures(report, analysis),
             *render_monitoring(report),
             *_exceptions(report, analysis),
