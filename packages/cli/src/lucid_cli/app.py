@@ -67,7 +67,7 @@ cli.add_command(
     _LazyGroup(
         name="profile",
         help="Run a training command natively and captured, in pairs of fresh processes, or follow a process.",
-        modules={"run": "profile_run", "attach": "profile_attach", "daemon": "daemon"},
+        modules={"run": "profile_run", "estimate": "profile_estimate", "attach": "profile_attach", "daemon": "daemon"},
     )
 )
 cli.add_command(

@@ -183,7 +183,7 @@ def _run_slot(
             max_rss_bytes=ended.max_rss_bytes,
             with_agent=plan.sampling.with_agent,
         )
-        monitored = beside.observe(observation, run=slot.slot, context=plan.context)
+        monitored = beside.observe(observation, run=slot.slot, end_ns=ended.end_ns, context=plan.context)
     observation = replace(
         observation,
         metrics={**observation.metrics, **monitored.metrics},

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,7 @@ class Beside:
         self._run_dir = run_dir
         self._launching: threading.Thread | None = None
         self._monitor: Monitor | None = None
+        self._ready_ns = 0
 
     def start(self, pid: int) -> None:
         """Begin to follow a process, without waiting for the monitor to be there."""
@@ -72,6 +74,7 @@ class Beside:
             with_nvml=self._sampling.with_nvml,
             directory=self._run_dir if can_listen else None,
         )
+        self._ready_ns = time.monotonic_ns()
 
     def _launched(self) -> Monitor | None:
         """Return the monitor once it is there, or was found not to come."""
@@ -79,18 +82,21 @@ class Beside:
             self._launching.join()
         return self._monitor
 
-    def observe(self, seen: Observation, *, run: int, context: Measured | None) -> Monitored:
+    def observe(self, seen: Observation, *, run: int, end_ns: int, context: Measured | None) -> Monitored:
         """Stop the monitor and return what it saw.
 
         Args:
             seen: what the agents saw of the run.
             run: its number.
+            end_ns: when the command ended.
             context: what an empty CUDA context takes.
         """
         monitor = self._launched()
         if monitor is None:
             return unmonitored("monitor_off" if not self._sampling.interval_s else "no_monitor")
         monitor.stop()
+        if monitor.reason is not None and end_ns < self._ready_ns:
+            return unmonitored("ended_first")
         if monitor.reason is not None:
             return unmonitored("no_monitor", detail=monitor.reason)
         return observe_monitor(self._log, run=run, wall=seen.wall, inside=seen.devices, context=context)

@@ -79,6 +79,7 @@ _REASONS = {
     "no_table": "the process left no table: no optimizer stepped",
     "not_marked": "the interval's ends were not marked",
     "monitor_off": "sampling was switched off",
+    "ended_first": "the run ended before the monitor was there",
     "no_monitor": "the monitor was not there in time, see the notes",
     "no_monitor_log": "the monitor left no readable log",
     "agent_off": "the agent was switched off",
