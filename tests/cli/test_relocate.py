@@ -1,12 +1,13 @@
 """`lucid profile run --locate` and `--save-state`: where arms begin to differ, and the values behind their digests."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cli.harness import Lucid, Ran
+from cli.harness import Lucid, Ran, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 # In the captured arm one bit of one gradient is flipped in the third step.
@@ -98,3 +99,42 @@ def test_kept_values_are_never_overwritten(lucid: Lucid) -> None:
     assert ran.code == 2
     assert "exists already" in ran.err
     assert not list(kept.iterdir())
+
+
+HANGS_WHEN_TRACED = """
+import os, time
+if "LUCID_KERNELS" in os.environ:
+    open("traced", "w").close()
+    time.sleep(60)
+"""
+
+
+def test_an_interrupt_in_an_extra_run_costs_no_report(lucid: Lucid) -> None:
+    """The measured runs are all there: the report is complete and valid, the table says why it is missing."""
+    command = (sys.executable, lucid.script(HANGS_WHEN_TRACED))
+    options = ("--pairs", "1", "--discard-pairs", "0", "-o", str(lucid.report), "--kernels")
+    process = lucid.start("profile", "run", *options, "--", *command)
+    wait_for(lucid.directory / "traced")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert b"the run was interrupted" in out
+    assert lucid("report", "validate", str(lucid.report)).code == 0
+
+
+def test_an_extra_run_has_a_limit_too(lucid: Lucid) -> None:
+    """Ten times that of a measured one, since tracing is slow."""
+    ran = lucid.profile(
+        sys.executable, lucid.script(HANGS_WHEN_TRACED), options=("--kernels", "--timeout", "0.4", "--interval", "0")
+    )
+    assert ran.code == 0, ran.err
+    assert [kernels["reason"] for kernels in ran.records("kernels")] == ["run_timeout"] * 2
+
+
+def test_nothing_is_said_to_be_kept_where_nothing_was(lucid: Lucid) -> None:
+    """A program without state leaves neither a note nor a directory, and the next attempt is not refused."""
+    for _ in range(2):
+        ran = lucid.profile("true", options=("--save-state", "0"))
+        assert ran.code == 0, ran.err
+        assert not any("kept" in note for run in ran.records("run") for note in run["notes"])
+        assert not Path(f"{lucid.report}.state").exists()

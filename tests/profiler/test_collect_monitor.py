@@ -102,8 +102,11 @@ def test_a_mean_over_half_the_wall_is_none_of_the_wall(tmp_path: Path) -> None:
 
 
 def test_cpu_time_is_the_growth_in_the_wall(tmp_path: Path) -> None:
-    """From the sample at its begin to that at its end."""
+    """At each end it lies between the samples around it."""
     assert observed(tmp_path, *every_second(power_draw_mw=1), end()).metrics["cpu_time"].value == 10.0
+    (tmp_path / "monitor.jsonl").unlink()
+    wall = Wall(source="fit", begin_ns=8 * S + S // 4, end_ns=20 * S + S // 2)
+    assert observed(tmp_path, *every_second(a=1), end(), wall=wall).metrics["cpu_time"].value == pytest.approx(12.25)
 
 
 @pytest.mark.parametrize("kept", [range(8, 15), range(13, 23)], ids=["died early", "came late"])
@@ -123,7 +126,7 @@ def test_cpu_time_of_a_whole_process_begins_at_nothing(tmp_path: Path) -> None:
 def test_cpu_time_of_a_few_samples_is_below_the_resolution(tmp_path: Path) -> None:
     """A difference of one sample's width would be a large share of it."""
     wall = Wall(source="fit", begin_ns=10 * S, end_ns=15 * S)
-    assert observed(tmp_path, *every_second(a=1), end(), wall=wall).metrics["cpu_time"].reason == "below_resolution"
+    assert observed(tmp_path, *every_second(a=1), end(), wall=wall).metrics["cpu_time"].reason == "too_few_samples"
 
 
 def test_an_unreadable_field_keeps_its_reason(tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_of_several_devices_those_count_in_which_the_run_has_memory(tmp_path: Pa
     (tmp_path / "monitor.jsonl").unlink()
     unused = observed(tmp_path, *both, end(), head=header(devices=devices)).metrics["gpu_power"]
     (tmp_path / "monitor.jsonl").unlink()
-    assert (hidden.reason, unused.reason) == ("pid_namespace", "not_found")
+    assert (hidden.reason, unused.reason) == ("pid_namespace", "no_gpu_memory")
     mine = sample(11, process_memory_bytes=5 * MIB)
     metrics = observed(tmp_path, *both, mine, end(), head=header(devices=devices)).metrics
     (tmp_path / "monitor.jsonl").unlink()

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,18 +16,19 @@ from lucid_cli.child import Ended, run_child
 from lucid_cli.descendants import adopting_orphans
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.recorder import Recorder
-from lucid_cli.relocate import relocate
+from lucid_cli.relocate import Rerun, relocate
 from lucid_cli.sampling import Beside, Sampling
 from lucid_profiler.collect import Observation, observe
 from lucid_profiler.collect_kernels import read_kernels
 from lucid_profiler.compare import analyze
 from lucid_profiler.context import Measured
 from lucid_profiler.kernel_trace import STEPS_VARIABLE
-from lucid_profiler.records import Arm, Kernels, Run, RunStatus, Slot, Wall
+from lucid_profiler.records import Arm, Kernels, Located, Run, RunStatus, Slot, Wall
 from lucid_profiler.saved_state import run_folder_name
 
 # Each has a process do what no timed one may.
 _UNTIMED = frozenset({STEPS_VARIABLE, "LUCID_SAVE_STATE", "LUCID_SAVE_NAME", "LUCID_SAVE_STEP", "LUCID_STEP_DIGESTS"})
+_UNTIMED_LIMIT = 10  # times the limit of a run: tracing and hashing every step are slow
 STARTUP_DIR = Path(lucid_profiler.__file__).parent / "_startup"
 
 __all__ = ["Observer", "Plan", "Status", "child_env", "run_experiment", "utc_now"]
@@ -159,6 +161,8 @@ def _run_slot(
     on_start: Callable[[], None],
 ) -> tuple[Run, Observation]:
     started = utc_now()
+    if _saving(plan, slot) and plan.saved_dir is not None:
+        plan.saved_dir.mkdir(mode=0o700, exist_ok=True)
     with Beside(plan.sampling, run_dir) as beside:
 
         def begin(pid: int) -> None:
@@ -191,7 +195,7 @@ def _run_slot(
     )
     run = _run_record(slot, ended, observation, started=started)
     notes = [*run.notes, *(f"monitor: {note}" for note in monitored.notes)]
-    if _saving(plan, slot):
+    if _has_saved(plan, slot):
         longer = ", and its wall is longer for it" if observation.wall.source == "process" else ""
         notes.append(f"the values behind its digests were kept{longer}")
     return replace(run, monitor=monitored.report, notes=tuple(notes)), observation
@@ -204,53 +208,68 @@ def _saving(plan: Plan, slot: Slot) -> dict[str, str]:
     return {"LUCID_SAVE_STATE": str(plan.saved_dir), "LUCID_SAVE_NAME": run_folder_name(slot.slot, slot.arm)}
 
 
+def _has_saved(plan: Plan, slot: Slot) -> bool:
+    """Tell whether a run has kept values; a directory in which nothing is goes away."""
+    if not _saving(plan, slot) or plan.saved_dir is None:
+        return False
+    with suppress(OSError):
+        plan.saved_dir.rmdir()
+    return any((plan.saved_dir / run_folder_name(slot.slot, slot.arm)).rglob("*.state"))
+
+
 def _untimed(plan: Plan, recorder: Recorder, status: Status, *, interrupts: Interrupts, observer: Observer) -> Status:
-    """Run what is asked for beside the measured runs; return how it went."""
-    if plan.num_kernel_steps and status != "complete":
+    """Run what is asked for beside the measured runs; return how it went. What goes wrong there costs no report."""
+
+    def rerun(arm: Arm, run_dir: Path, variables: Mapping[str, str]) -> RunStatus:
+        observer.rerun(arm)
+        return _rerun(plan, arm, run_dir, variables, interrupts=interrupts)
+
+    if plan.num_kernel_steps:
         for arm in plan.arms:
-            recorder.add(Kernels(arm=arm.name, status="not_started", table=None, reason="run_failed"))
-    elif plan.num_kernel_steps:
-        status = _trace_arms(plan, recorder, interrupts=interrupts, observer=observer)
+            kernels = _traced(plan, arm, rerun) if status == "complete" else _untraced(arm, "run_failed")
+            recorder.add(kernels)
+            observer.traced(arm, kernels)
     if plan.locate and status == "complete" and analyze(recorder.report()).parity.status == "different":
-
-        def rerun(arm: Arm, run_dir: Path, variables: Mapping[str, str]) -> bool:
-            observer.rerun(arm)
-            return _rerun(plan, arm, run_dir, variables, interrupts=interrupts) == "ok"
-
-        recorder.add(relocate(plan.arms[:2], rerun))
+        recorder.add(_located(plan, rerun))
     return "interrupted" if interrupts.first is not None else status
 
 
 def _rerun(plan: Plan, arm: Arm, run_dir: Path, variables: Mapping[str, str], *, interrupts: Interrupts) -> RunStatus:
-    """Run the command once more in an arm; nothing of it is timed."""
+    """Run the command once more in an arm; nothing of it is timed, and much of it is slower."""
     if interrupts.first is not None:
-        return "not_started"
+        return "interrupted"
     ended = run_child(
         plan.command,
         {**child_env(os.environ, arm, run_dir), **variables},
         interrupts=interrupts,
-        timeout_s=None,
+        timeout_s=None if plan.timeout_s is None else _UNTIMED_LIMIT * plan.timeout_s,
         stdin=plan.stdin,
         copy_output=plan.copy_output,
     )
     return _status(ended)
 
 
-def _trace_arms(plan: Plan, recorder: Recorder, *, interrupts: Interrupts, observer: Observer) -> Status:
-    """Run one traced process of each arm, which fails nothing but its own table."""
-    for arm in plan.arms:
-        if interrupts.first is not None:
-            return "interrupted"
+def _traced(plan: Plan, arm: Arm, rerun: Rerun) -> Kernels:
+    """Return what one traced process of an arm showed."""
+    try:
         with tempfile.TemporaryDirectory(prefix="lucid-", ignore_cleanup_errors=True) as folder:
-            run_dir = Path(folder)
-            variables = {STEPS_VARIABLE: str(plan.num_kernel_steps)}
-            status = _rerun(plan, arm, run_dir, variables, interrupts=interrupts)
-            kernels = read_kernels(run_dir, arm=arm.name, status=status)
-        recorder.add(kernels)
-        observer.traced(arm, kernels)
-        if kernels.status == "interrupted":
-            return "interrupted"
-    return "complete"
+            status = rerun(arm, Path(folder), {STEPS_VARIABLE: str(plan.num_kernel_steps)})
+            return read_kernels(Path(folder), arm=arm.name, status=status)
+    except OSError as error:
+        return _untraced(arm, f"no directory can be made for it: {error.strerror}")
+
+
+def _untraced(arm: Arm, reason: str) -> Kernels:
+    return Kernels(arm=arm.name, status="not_started", table=None, reason=reason)
+
+
+def _located(plan: Plan, rerun: Rerun) -> Located:
+    arms = plan.arms[:2]
+    try:
+        return relocate(arms, rerun)
+    except OSError as error:
+        text = f"no directory can be made for more runs: {error.strerror}"
+        return Located(arms=(arms[0].name, arms[1].name), text=text)
 
 
 def _run_record(slot: Slot, ended: Ended, observation: Observation, *, started: str) -> Run:

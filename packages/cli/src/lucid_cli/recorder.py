@@ -75,6 +75,14 @@ class Recorder:
         """
         self._write(record)
 
+    def ending(
+        self, status: Literal["complete", "interrupted", "failed"]
+    ) -> Literal["complete", "interrupted", "failed"]:
+        """Return how the measured runs ended: all of them well is complete, whatever became of others after them."""
+        runs = self._all(Run)
+        is_whole = len(runs) == len(self._header.slots) and all(run.status == "ok" for run in runs)
+        return "complete" if is_whole else status
+
     def finish(self, status: Literal["complete", "interrupted", "failed"]) -> Report:
         """Write summary and end; return the whole report, without its samples.
 

@@ -7,12 +7,19 @@ from pathlib import Path
 
 from lucid_profiler.errors import ReportError
 from lucid_profiler.locate import ElementDifference, StepDifference, locate_element, locate_step
-from lucid_profiler.records import Arm, Located
+from lucid_profiler.records import Arm, Located, RunStatus
 
 __all__ = ["Rerun", "relocate"]
 
-Rerun = Callable[[Arm, Path, Mapping[str, str]], bool]
-"""Runs the command once in an arm, with a directory for its agent and more variables; tells whether it ended well."""
+Rerun = Callable[[Arm, Path, Mapping[str, str]], RunStatus]
+"""Runs the command once in an arm, with a directory for its agent and more variables; tells how it ended."""
+
+_ENDINGS: Mapping[RunStatus, str] = {
+    "failed": "failed",
+    "timeout": "ran into its time limit",
+    "interrupted": "was interrupted",
+    "not_started": "was not started",
+}
 
 
 def relocate(arms: Sequence[Arm], rerun: Rerun) -> Located:
@@ -29,8 +36,10 @@ def relocate(arms: Sequence[Arm], rerun: Rerun) -> Located:
     with tempfile.TemporaryDirectory(prefix="lucid-", ignore_cleanup_errors=True) as folder:
         run_dirs = [_new(Path(folder), f"digests{place}") for place in range(2)]
         for arm, run_dir in zip(arms, run_dirs, strict=True):
-            if not rerun(arm, run_dir, {"LUCID_STEP_DIGESTS": "1"}):
-                return Located(arms=names, text=f"the {arm.name} run with digests of every step did not end well")
+            status = rerun(arm, run_dir, {"LUCID_STEP_DIGESTS": "1"})
+            if status != "ok":
+                text = f"not known: the {arm.name} run with digests of every step {_ENDINGS[status]}"
+                return Located(arms=names, text=text)
         try:
             found = locate_step(*run_dirs)
         except (OSError, ReportError) as error:
@@ -68,8 +77,9 @@ def _element(
             "LUCID_SAVE_NAME": arm.name,
             "LUCID_SAVE_STEP": str(difference.step),
         }
-        if not rerun(arm, run_dir, variables):
-            return None, f"the {arm.name} run that keeps the values of that step did not end well"
+        status = rerun(arm, run_dir, variables)
+        if status != "ok":
+            return None, f"the {arm.name} run that was to keep the values of that step {_ENDINGS[status]}"
     try:
         element = locate_element(saved / arms[0].name, saved / arms[1].name, difference)
     except (OSError, ReportError) as error:

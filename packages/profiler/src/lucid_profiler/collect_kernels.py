@@ -22,6 +22,8 @@ def read_kernels(run_dir: Path, *, arm: str, status: RunStatus) -> Kernels:
     tables = [result for result in results if isinstance(result, KernelTable)]
     faults = [result for result in results if isinstance(result, str)]
     best = max(tables, key=lambda table: table.num_steps, default=None)
+    if status != "ok" and (best is None or not best.num_steps):
+        return Kernels(arm=arm, status=status, table=None, reason=f"run_{status}")
     if best is not None:
         return Kernels(arm=arm, status=status, table=best)
     loaded = any(run_dir.glob(f"agent-*{LOADED_SUFFIX}"))

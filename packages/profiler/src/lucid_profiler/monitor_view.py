@@ -4,6 +4,7 @@ A mean over readings of half an interval is no mean of the interval, and a count
 end has not been read there: both are None with the reason.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +72,7 @@ class View:
         if self.used or not self._targets:
             return "not_target"
         given = {self.reasons.get(f"gpu:{uuid}.process_memory_bytes") for uuid in self._targets}
-        return "pid_namespace" if "pid_namespace" in given else "not_found"
+        return "pid_namespace" if "pid_namespace" in given else "no_gpu_memory"
 
     @property
     def _all(self) -> list[str]:
@@ -122,23 +123,37 @@ class View:
         return [value for value in values if value is not None]
 
     def growth(self, field: str) -> Known:
-        """Return by how much a cumulative field of the host grew in the interval, to one sample's width."""
+        """Return by how much a cumulative field of the host grew in the interval.
+
+        At each end it lies between the samples around it, in proportion; where the process ended with the interval,
+        the last sample stands for its end.
+        """
         begin_ns, end_ns = self.wall.begin_ns, self.wall.end_ns
         if end_ns - begin_ns < MIN_SAMPLES * self.interval_ns:
-            return None, "below_resolution"
+            return None, "too_few_samples"
         rows = [(one.mono_ns, one.host.get(field)) for one in self.samples if one.host is not None]
         known = [(at_ns, value) for at_ns, value in rows if value is not None]
-        ends = [self._nearest(known, at_ns) for at_ns in (begin_ns, end_ns)]
-        if self.wall.source == "process" and ends[0] is None:
-            ends[0] = 0  # nothing was used before the process began
-        if ends[0] is None or ends[1] is None:
+        begin = self._between(known, begin_ns)
+        if begin is None and self.wall.source == "process":
+            begin = 0  # nothing was used before the process began
+        end = self._between(known, end_ns)
+        if end is None and known and end_ns - self.interval_ns <= known[-1][0] <= end_ns:
+            end = known[-1][1]
+        if begin is None or end is None:
             return None, self.reasons.get(f"host.{field}", "gap") if not known else "gap"
-        return ends[1] - ends[0], None
+        return end - begin, None
 
-    def _nearest(self, known: Sequence[tuple[int, Number]], at_ns: int) -> Number | None:
-        """Return the reading nearest to a moment, if it is not more than two samples away."""
-        nearest = min(known, key=lambda reading: abs(reading[0] - at_ns), default=None)
-        return nearest[1] if nearest is not None and abs(nearest[0] - at_ns) <= 2 * self.interval_ns else None
+    def _between(self, known: Sequence[tuple[int, Number]], at_ns: int) -> Number | None:
+        """Return what a field was at a moment between two samples that are not farther apart than three intervals."""
+        place = bisect_right(known, at_ns, key=lambda reading: reading[0])
+        if place and known[place - 1][0] == at_ns:
+            return known[place - 1][1]
+        if not 0 < place < len(known):
+            return None
+        (before_ns, before), (after_ns, after) = known[place - 1], known[place]
+        if after_ns - before_ns > 3 * self.interval_ns:
+            return None
+        return before + (after - before) * (at_ns - before_ns) / (after_ns - before_ns)
 
     def mark(self, marks: Sequence[Mark], name: str, at_ns: int) -> Mark | None:
         """Return the mark of that name at a moment; one of another moment, as of another process, does not count."""

@@ -108,6 +108,8 @@ def _devices(header: Header, log: Log) -> Sequence[Mapping[str, Any]]:
 def _ending(header: Header, log: Log) -> str:
     pid = header.target["pid"]
     exits = [record for record in log.records if isinstance(record, TargetExit)]
+    if not exits and not any(isinstance(record, End) for record in log.records):
+        return f"what became of process {pid} was not recorded"
     if not exits:
         return f"process {pid} still runs"
     status = exits[-1].status
@@ -120,7 +122,7 @@ def _ending(header: Header, log: Log) -> str:
 def _sampling(samples: list[Sample], log: Log) -> list[str]:
     end = next((record for record in reversed(log.records) if isinstance(record, End)), None)
     if end is None:
-        warn("the log has no end: the monitor was killed")
+        warn("the log has no end: the monitor was killed, or its disk is full")
         return [counted(len(samples), "sample")]
     share = 100 * end.own_cpu_s / end.wall_s if end.wall_s else 0.0
     missed = f", {end.num_missed} missed" if end.num_missed else ""

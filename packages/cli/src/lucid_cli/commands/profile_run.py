@@ -131,7 +131,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
             return recorder
 
         status, recorder = run_experiment(plan, begin, interrupts=interrupts, observer=Progress(len(plan.slots)))
-        report = recorder.finish(status) if recorder is not None else None
+        report = recorder.finish(recorder.ending(status)) if recorder is not None else None
     if report is None:
         return _exit_code(status, None, interrupts)
     analysis = analyze(report)
@@ -149,7 +149,7 @@ def _check_agent(options: dict[str, Any]) -> None:
 
 
 def _saved_dir(report: str, pair: int, plan: Plan) -> Path:
-    """Return the new directory for the values of a pair.
+    """Return the directory for the values of a pair, which is made when there are some.
 
     Raises:
         UsageError: there is no such pair, or something has that name.
@@ -158,12 +158,8 @@ def _saved_dir(report: str, pair: int, plan: Plan) -> Path:
     if pair > last:
         raise click.UsageError(f"--save-state {pair}: pairs go from 0 to {last}, discarded ones first")
     directory = Path(f"{report}.state").absolute()
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError as error:
-        raise click.UsageError(f"{directory.name} exists already; remove it, or name another report with -o") from error
-    except OSError as error:
-        raise click.UsageError(f"{directory.name} cannot be made: {error.strerror}") from error
+    if directory.exists():
+        raise click.UsageError(f"{directory.name} exists already; remove it, or name another report with -o")
     return directory
 
 
