@@ -144,14 +144,18 @@ class View:
         return end - begin, None
 
     def _between(self, known: Sequence[tuple[int, Number]], at_ns: int) -> Number | None:
-        """Return what a field was at a moment between two samples that are not farther apart than three intervals."""
+        """Return what a field was at a moment between two samples.
+
+        None if they are farther apart than three intervals and a twentieth of the wall: where a busy machine skips
+        some, what lies between is still small beside the whole.
+        """
         place = bisect_right(known, at_ns, key=lambda reading: reading[0])
         if place and known[place - 1][0] == at_ns:
             return known[place - 1][1]
         if not 0 < place < len(known):
             return None
         (before_ns, before), (after_ns, after) = known[place - 1], known[place]
-        if after_ns - before_ns > 3 * self.interval_ns:
+        if after_ns - before_ns > max(3 * self.interval_ns, (self.wall.end_ns - self.wall.begin_ns) // 20):
             return None
         return before + (after - before) * (at_ns - before_ns) / (after_ns - before_ns)
 
