@@ -4,8 +4,7 @@ import os
 
 import click
 
-from lucid_cli.arguments import Interval
-from lucid_cli.commands.profile_attach import DEFAULT_INTERVAL_S, new_log
+from lucid_cli.commands.profile_attach import following, new_log
 from lucid_cli.output import say, write_result
 from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.address import lock_path, make_private, runtime_directory
@@ -25,23 +24,7 @@ def command() -> None:
 
 
 @command.command("start")
-@click.argument("pid", type=click.IntRange(min=1))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Log to write.  [default: lucid-monitor-<UTC>-<pid>.jsonl]",
-)
-@click.option(
-    "--interval",
-    type=Interval(),
-    default=DEFAULT_INTERVAL_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two samples.",
-)
-@click.option("--no-nvml", is_flag=True, help="Do not read the GPUs.")
+@following
 def start(pid: int, *, output: str | None, interval: float, no_nvml: bool) -> int:
     """Follow the process PID and its descendants in the background, until it ends or `stop`.
 

@@ -1,7 +1,7 @@
 """`lucid profile attach`: follow a process that runs already, to its end or to Ctrl-C."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,27 +22,39 @@ DEFAULT_INTERVAL_S = 0.1
 _POLL_S = 0.2
 _READY_LIMIT_S = 10.0  # nothing waits for it
 
-__all__ = ["DEFAULT_INTERVAL_S", "command", "new_log", "summarize"]
+__all__ = ["command", "following", "new_log", "summarize"]
+
+
+_FOLLOWING = (
+    click.argument("pid", type=click.IntRange(min=1)),
+    click.option(
+        "-o",
+        "--output",
+        type=click.Path(dir_okay=False),
+        metavar="FILE",
+        help="Log to write.  [default: lucid-monitor-<UTC>-<pid>.jsonl]",
+    ),
+    click.option(
+        "--interval",
+        type=Interval(),
+        default=DEFAULT_INTERVAL_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="Time between two samples.",
+    ),
+    click.option("--no-nvml", is_flag=True, help="Do not read the GPUs."),
+)
+
+
+def following(function: Callable[..., int]) -> Callable[..., int]:
+    """Give a command what every command takes that follows a process."""
+    for option in reversed(_FOLLOWING):
+        function = option(function)
+    return function
 
 
 @click.command("attach")
-@click.argument("pid", type=click.IntRange(min=1))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False),
-    metavar="FILE",
-    help="Log to write.  [default: lucid-monitor-<UTC>-<pid>.jsonl]",
-)
-@click.option(
-    "--interval",
-    type=Interval(),
-    default=DEFAULT_INTERVAL_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two samples.",
-)
-@click.option("--no-nvml", is_flag=True, help="Do not read the GPUs.")
+@following
 def command(pid: int, *, output: str | None, interval: float, no_nvml: bool) -> int:
     """Follow the process PID and its descendants, until it ends or Ctrl-C; then show what they used.
 
