@@ -15,28 +15,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, Literal
 
 from lucid_profiler import jsonio
 from lucid_profiler.codec import from_plain
+from lucid_profiler.standalone import standalone_command
 
 TIMEOUT_S = 120.0
 TOLERANCE_BYTES = 8 * 2**20
 _EXIT_S = 10.0
 _KIND = "lucid.context"
 _MAX_SAID_BYTES = 1 << 20
-# Runs this package in an interpreter that need not have it installed, with nothing else of ours on its path.
-_LOADER = """
-import importlib.util, os, runpy, sys
-package = sys.argv.pop(1)
-spec = importlib.util.spec_from_file_location(
-    "lucid_profiler", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-)
-sys.modules["lucid_profiler"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-runpy.run_module("lucid_profiler.context", run_name="__main__", alter_sys=True)
-"""
 
 Method = Literal["process", "device"]
 
@@ -166,7 +155,7 @@ def _context_process(python: str, *, device_index: int, environ: Mapping[str, st
     """Run the process with an empty context; its end is waited for."""
     given = os.environ if environ is None else environ
     kept = {name: value for name, value in given.items() if name not in _OWN_VARIABLES}
-    command = [python, "-c", _LOADER, str(Path(__file__).parent), "--device", str(device_index)]
+    command = standalone_command(python, "lucid_profiler.context", "--device", str(device_index))
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(  # noqa: S603 - the interpreter is the one that the user runs

@@ -9,10 +9,10 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from lucid_profiler import jsonio
+from lucid_profiler.standalone import standalone_command
 
 __all__ = ["TIMEOUT_S", "Told", "ask_interpreter"]
 
@@ -22,22 +22,6 @@ _KIND = "lucid.checkup"
 _MAX_WORDS = 500
 _OWN_VARIABLES = frozenset({"LUCID_RUN_DIR", "LUCID_KERNELS", "LUCID_PROFILE_ARM", "LUCID_CAPTURE_UPDATES"})
 _CHANGES_NOTHING = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-# Runs this package in an interpreter that need not have it installed, with nothing else of ours on its path. Until the
-# version is checked these lines must be Python that an older one understands.
-_LOADER = """
-import sys
-if sys.version_info < (3, 10):
-    sys.exit("Python %d.%d is older than 3.10" % tuple(sys.version_info[:2]))
-sys.path[:] = [entry for entry in sys.path if entry]
-import importlib.util, os, runpy
-package = sys.argv.pop(1)
-spec = importlib.util.spec_from_file_location(
-    "lucid_profiler", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-)
-sys.modules["lucid_profiler"] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-runpy.run_module("lucid_profiler.checkup.probe", run_name="__main__", alter_sys=True)
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +51,7 @@ def ask_interpreter(
         timeout_s: For all of it.
         device: Kind of device on which the capture is tried.
     """
-    package = str(Path(__file__).parent.parent)
-    command = [python, "-c", _LOADER, package, "--optimizer", optimizer, "--device", device]
+    command = standalone_command(python, "lucid_profiler.checkup.probe", "--optimizer", optimizer, "--device", device)
     kept = {name: value for name, value in environ.items() if name not in _OWN_VARIABLES}
     try:
         with _process(command, kept | _CHANGES_NOTHING) as process:
