@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types check guards test-gpu evidence evidence-check bench clean
+.PHONY: help install demo test lint types check guards test-gpu evidence evidence-check evidence-tables bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ evidence: $(INSTALLED)
 
 evidence-check: $(INSTALLED)  ## compare docs/evidence/gpu-tests.json with the sources
 	$(BIN)/python tools/gpu_tests.py --check
+
+evidence-tables: $(INSTALLED)  ## print the tables of the evidence pages from their reports
+	@$(BIN)/python tools/evidence_tables.py
 
 test-gpu: $(INSTALLED)  ## the tests that need a CUDA device, which fail without one; writes docs/evidence/gpu-tests.json
 	$(BIN)/python tools/gpu_tests.py

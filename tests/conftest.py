@@ -1,9 +1,14 @@
-"""What every test shares: the `gpu` marker and a fixed seed."""
+"""What every test shares: the `gpu` marker, a fixed seed, and no limit on the time of an example."""
 
 import os
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says more of what else the machine does than of the code.
+settings.register_profile("lucid", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lucid")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

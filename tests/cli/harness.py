@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LIMIT_S = 60.0  # against tests that hang; a busy machine may need much of it
 LUCID = Path(sys.executable).parent / "lucid"
 """The console script beside the interpreter that runs the tests."""
 
@@ -24,7 +25,7 @@ def is_running(pid: int) -> bool:
 
 def wait_for_end(pid: int) -> None:
     """Wait until the kernel has taken down a process that was killed."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while is_running(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -32,7 +33,7 @@ def wait_for_end(pid: int) -> None:
 
 def wait_for(path: Path) -> str:
     """Wait until a child has written a file, and return its text."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -69,7 +70,7 @@ class Lucid:
             env={**self._env(), **(env or {})},
             check=False,
             **{
-                "timeout": 60,
+                "timeout": 3 * LIMIT_S,
                 "stdin": subprocess.DEVNULL,
                 "stdout": subprocess.PIPE,
                 "stderr": subprocess.PIPE,

@@ -15,6 +15,7 @@ from lucid_profiler.digest import digest_state
 from lucid_profiler.reader import Report
 from lucid_profiler.records import (
     AgentHealth,
+    Arm,
     CaptureGroup,
     CaptureReport,
     Header,
@@ -22,6 +23,7 @@ from lucid_profiler.records import (
     Phase,
     Run,
     RunStatus,
+    Slot,
     State,
     Tool,
     Wall,
@@ -105,6 +107,88 @@ def write_report(
             )
             recorder.add_run(run, _observation(run, (states or {}).get(slot.slot, MODEL)))
         return recorder.finish("failed" if statuses else "complete")
+
+
+def write_arms(
+    path: Path,
+    arms: Sequence[Arm],
+    pairs: Sequence[tuple[str, float, float]],
+    *,
+    header: Mapping[str, Any] | None = None,
+    states: Mapping[int, Any] | None = None,
+    taints: Mapping[int, tuple[str, ...]] | None = None,
+) -> Report:
+    """Write a report of several arms, the base first in each pair, and return it.
+
+    Args:
+        path: file to write.
+        arms: of the header, the base first.
+        pairs: name of the other arm, seconds of the base's run, seconds of the other's.
+        header: what it says otherwise.
+        states: by run, the model that it ended with; `MODEL` where nothing is said, None for no state.
+        taints: by run, what bent it.
+    """
+    slots = arm_slots(arms, pairs)
+    made = replace(make_arms_header(path, arms, slots), **(header or {}))
+    with Writer(path, overwrite=True) as writer:
+        recorder = Recorder(writer, made)
+        add_runs(recorder, slots, [wall for _, *walls in pairs for wall in walls], states=states, taints=taints)
+        return recorder.finish("complete")
+
+
+def arm_slots(
+    arms: Sequence[Arm], pairs: Sequence[tuple[str, float, float]], *, slot: int = 0, pair: int = 0
+) -> tuple[Slot, ...]:
+    """Return the slots of pairs with the base first, numbered on from the given ones."""
+    names = [name for other, *_ in pairs for name in (arms[0].name, other)]
+    return tuple(Slot(slot=slot + at, pair=pair + at // 2, arm=name) for at, name in enumerate(names))
+
+
+def make_arms_header(path: Path, arms: Sequence[Arm], slots: tuple[Slot, ...]) -> Header:
+    """Return the header of a report of several arms."""
+    measured = {slot.pair for slot in slots if slot.arm == arms[1].name}
+    return Header(
+        id=str(uuid.uuid5(uuid.NAMESPACE_URL, path.name)),
+        created=CREATED,
+        tool=Tool(name="lucid", version="0.1.0"),
+        command=("python", "train.py"),
+        arms=tuple(arms),
+        pairs=len(measured),
+        discarded_pairs=0,
+        slots=slots,
+    )
+
+
+def add_runs(
+    recorder: Recorder,
+    slots: Sequence[Slot],
+    walls: Sequence[float],
+    *,
+    states: Mapping[int, Any] | None = None,
+    taints: Mapping[int, tuple[str, ...]] | None = None,
+    identities: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Record a run for each of the slots that has a wall, in seconds."""
+    for place, (slot, seconds) in enumerate(zip(slots, walls, strict=False)):
+        wall = Wall(source="fit", begin_ns=0, end_ns=round(seconds * 1e9))
+        run = Run(
+            run=slot.slot,
+            pair=slot.pair,
+            arm=slot.arm,
+            discarded=slot.discarded,
+            status="ok",
+            returncode=0,
+            started=CREATED,
+            process_ns=wall.end_ns,
+            wall=wall,
+            metrics={"wall": Metric(value=seconds, unit="s")},
+            agent=AgentHealth(loaded=True, num_processes=1, num_steps=640),
+            taints=(taints or {}).get(slot.slot, ()),
+        )
+        observation = _observation(run, (states or {}).get(slot.slot, MODEL))
+        if identities is not None:
+            observation = replace(observation, identity=dict(identities[place]))
+        recorder.add_run(run, observation)
 
 
 def _phases(shares: Sequence[tuple[str, float]], wall: Wall) -> tuple[Phase, ...]:

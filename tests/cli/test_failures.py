@@ -142,11 +142,11 @@ def test_ctrl_c_while_lucid_is_still_loading_is_quiet(lucid: Lucid) -> None:
 
 
 def test_undecodable_output_hides_neither_status_nor_reason(lucid: Lucid) -> None:
-    """Invalid UTF-8, half a character at the end and NULs are kept with replacements."""
+    """Invalid UTF-8, half a character at the end and NULs are kept in a form that can be read."""
     script = r"import os; os.write(2, b'\xff\xfe\x00reason \xc3\xa9 \x1b[31m half \xc3'); os._exit(3)"
     ran = lucid.profile("python", "-c", script)
     assert ran.code == 8
-    assert ran.records("run")[0]["output_tail"] == "\ufffd\ufffd\x00reason é \x1b[31m half \ufffd"
+    assert ran.records("run")[0]["output_tail"] == "\\xff\\xfe\x00reason é \x1b[31m half \\xc3"
     assert "reason é" in ran.err
     assert "\x1b" not in ran.err
 
@@ -250,6 +250,23 @@ def test_after_sigkill_the_command_is_gone_and_the_report_readable(lucid: Lucid)
     assert ran.code == 0
     assert "no end record" in ran.err
     assert len(ran.records("run")) == 1
+
+
+def test_a_run_in_which_lucid_was_stopped_is_left_out(lucid: Lucid) -> None:
+    """Its end is seen late, so that its wall would be longer than it was."""
+    name = lucid.script("import time; open('ready', 'w').close(); time.sleep(0.5); open('gone', 'w').close()")
+    fixed = ("--pairs", "1", "--discard-pairs", "0", "--interval", "0", "-o", "report.jsonl")
+    process = lucid.start("profile", "run", *fixed, "--", "python", name)
+    wait_for(lucid.directory / "ready")
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lucid.directory / "gone")
+    process.send_signal(signal.SIGCONT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    ran = lucid("report", "show", "report.jsonl")
+    assert [run["taints"] for run in ran.records("run") if "taints" in run] == [["suspended"]]
+    assert ran.records("pair")[0]["included"] is False
+    assert "lucid was stopped for a while during it" in " ".join(ran.out.split())
 
 
 def test_a_signal_ignored_by_lucids_starter_stays_ignored(lucid: Lucid) -> None:

@@ -178,7 +178,7 @@ def test_reports_of_other_machines_are_compared_only_when_that_is_allowed(lucid:
     write_report(lucid.directory / "a.jsonl")
     write_report(lucid.directory / "b.jsonl", SLOWER, identity={"gpu_name": "NVIDIA H200", "driver_major": "570"})
     ran = lucid("report", "diff", "a.jsonl", "b.jsonl")
-    assert (ran.code, ran.out) == (5, "")
+    assert (ran.code, ran.out.count("\ndiffers "), "\nrefused   b cannot be compared" in ran.out) == (5, 2, True)
     assert "gpu_name is NVIDIA L4" in ran.err
     assert "driver_major is 580" in ran.err
     assert lucid("report", "diff", "a.jsonl", "b.jsonl", "--allow", "gpu_name").code == 5

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 from pathlib import Path
 from statistics import median
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli.reports import CREATED, FLIPPED, MODEL, WALLS, write_report
+from cli.reports import CREATED, FLIPPED, MODEL, WALLS, write_arms, write_report
 from lucid_cli.reporters.difference import render_difference
 from lucid_cli.reporters.layout import WIDTH, columns, labelled
 from lucid_cli.reporters.phases import MAX_PHASES
@@ -17,6 +18,7 @@ from lucid_cli.reporters.words import amount, percent, scale
 from lucid_profiler.compare import analyze, diff
 from lucid_profiler.digest import digest_state
 from lucid_profiler.reader import Report
+from lucid_profiler.records import Arm
 
 TABLE = """\
 command   python train.py
@@ -260,7 +262,7 @@ def test_an_incomplete_report_says_where_it_stopped(tmp_path: Path) -> None:
 seconds = st.floats(1e-9, 1e9)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     walls=st.lists(st.tuples(seconds, seconds), min_size=1, max_size=4),
     command=st.lists(st.text(max_size=150), min_size=1, max_size=3).map(tuple),
@@ -287,7 +289,8 @@ def test_a_comparison_shows_circumstances_first_and_the_ratio_of_ratios(tmp_path
     assert allowed < numbers
     effects = [[math.log(captured / native) for native, captured in pairs] for pairs in (WALLS, walls)]
     change = 100 * math.expm1(sum(effects[1]) / 5 - sum(effects[0]) / 5)
-    assert f"wall           a  120.850 s  108.750 s  -10.01    {change:+.2f} [" in text
+    assert f"wall: b against a {change:+.2f} % [" in text
+    assert "  a  120.850 s (120.542-122.793)  108.750 s (108.123-110.967)  -10.01 [-10.27, -9.65]\n" in text
     assert _verdict(text).startswith(f"b is better than a: {change:+.2f} %, 95 % interval [")
     assert "canary    base arm, b against a: +0.00 % [" in text
     assert "remark" not in text
@@ -322,11 +325,11 @@ def test_a_metric_has_one_unit_in_both_texts(tmp_path: Path) -> None:
     """A comparison shows each report's values as the report by itself shows them."""
     a = write_report(tmp_path / "a.jsonl", [(native / 100, captured / 100) for native, captured in WALLS])
     b = write_report(tmp_path / "b.jsonl", [(native / 130, captured / 130) for native, captured in WALLS])
-    both = " ".join(render_difference(diff(a, b), a, b).split())
+    both = " ".join(render_difference(diff(a, b, canary_limit=50), a, b).split())
     assert "wall (fit) 1.208 s 1.087 s" in " ".join(_show(a).split())
     assert "wall (fit) 929.615 ms 836.538 ms" in " ".join(_show(b).split())
-    assert "wall a 1.208 s 1.087 s" in both
-    assert " b 929.615 ms 836.538 ms" in both
+    assert " a 1.208 s (1.205-1.228) 1.087 s (" in both
+    assert " b 929.615 ms (927.246-944.562) 836.538 ms (" in both
 
 
 def test_without_verdicts_a_comparison_repeats_why(tmp_path: Path) -> None:
@@ -371,11 +374,29 @@ def test_changes_are_signed_percentages(log_ratio: float, shown: str) -> None:
 
 
 def test_layout_keeps_its_width() -> None:
-    """Cells align, long lines are cut, long words wrap."""
+    """Cells align, rows that are too wide are stacked and lose nothing, long words wrap."""
     assert columns([["a", "b"], ["long", "c"]]) == ["a     b", "long  c"]
-    assert columns([["x" * 120, "y"]]) == ["x" * (WIDTH - 1) + "…"]
+    rows = [["", "x" * 85, "paired %"], ["a", "1 s", "[-21.08, +27.77]"], ["b", "", "-"]]
+    assert columns(rows) == [
+        *("a", f"  {'x' * 85}", f"  {'':<50}  1 s", f"  {'paired %':<50}  [-21.08, +27.77]"),
+        *("b", f"  {'paired %':<50}  -"),
+    ]
     assert labelled("label", "") == ["label"]
+    assert labelled("a_long_label", "text") == ["a_long_label  text"]
     assert [len(line) for line in labelled("label", "x" * 120)] == [100, 40]
+
+
+def test_no_name_cuts_an_interval_off(tmp_path: Path) -> None:
+    """With long names of arms and wide numbers every value is there, below the metric, within the same width."""
+    names = ("a_base_with_a_name_of_30_chars", "another_with_a_name_of_30_char")
+    walls = [(names[1], 1e5 + step, 9e4 - 100 * step) for step in range(6)]
+    report = write_arms(tmp_path / "r.jsonl", [Arm(name=name) for name in names], walls)
+    text = _show(report)
+    assert f"\n  {names[0]}  100002.5 s (100000.0-100005.0)\n" in text
+    assert "\n  range %                         [-10.50, -10.00]\n" in text
+    assert re.search(r"\n  95 % t %                        \[-10\.\d\d, -10\.\d\d\]\n", text)
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert "…" not in text
 
 
 def test_the_model_of_the_tests_differs_in_one_bit() -> None:

@@ -34,7 +34,7 @@ def layouts(shape: tuple[int, ...]) -> list[Tensor]:
     return [row_major, torch.randn(shape).permute(reverse).contiguous().permute(reverse), swapped]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.sampled_from([(4, 6), (6, 4), (4, 4), (1, 5), (5, 1), (4, 3, 2), (6, 2, 2), (4, 1, 3, 2)]),

@@ -165,7 +165,7 @@ def test_half_precision_goes_in_and_any_dtype_comes_out(run: Run) -> None:
 SIZES = st.integers(1, 150)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=6))
 def test_a_plan_covers_every_element_once(shapes: list[tuple[int, int]]) -> None:
     """Arenas hold matrices without overlap; tiles cover each once, those of symmetric results their lower half."""

@@ -105,7 +105,7 @@ def parameter_plans(draw: st.DrawFn) -> list[tuple[tuple[int, ...], str, str]]:
     return draw(st.lists(st.tuples(st.sampled_from(SHAPES), names, names), max_size=6))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(plans=st.lists(st.tuples(group_options(), parameter_plans()), min_size=1, max_size=3), data=st.data())
 def test_every_mix_of_shapes_layouts_and_options_follows_the_reference(
     plans: list[tuple[dict[str, Any], list[tuple[tuple[int, ...], str, str]]]], data: st.DataObject

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,10 @@ from torch import nn
 
 class Twice(torch.optim.SGD):
     def step(self, closure=None):
-        return super().step(closure)
+        loss = super().step(closure)
+        if closure is not None:
+            closure()
+        return loss
 
 made, judge, late = nn.Linear(2, 2), nn.Linear(2, 1), nn.Linear(2, 2, bias=False)
 first = Twice(made.parameters(), lr=0.1)
@@ -444,7 +448,7 @@ def test_peak_resident_is_that_of_the_largest_process(tmp_path: Path) -> None:
         "state('losses') was called 2 times: the last value counts",
         "state('parameters') was not recorded: the agent takes that part itself; give it another name",
         "no digest of 'metrics': function is of type builtins.builtin_function_or_method, which has no digest",
-        "optimizer 0 was given a closure: its step time includes the closure",
+        "optimizer 0 calls its closure again within a step: its step time includes the later calls",
         (
             "fit() was entered 5 times: only the first interval is the wall; the other 4, 1 of them inside it, changed "
             "nothing. Put one fit() around all of it, and mark() its phases"
@@ -628,6 +632,85 @@ def test_a_fault_of_a_measurement_ends_that_measurement(tmp_path: Path) -> None:
     assert (guard.num_errors, guard.errors) == (1, ["ZeroDivisionError: on purpose"])
     assert seen == [(record.step, record.end_ns) for record in read_ring(tmp_path / "steps.ring").records]
     assert len(seen) == 3
+
+
+class _Nested(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class _Deaf(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step()
+
+
+class _Eager(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        return super().step(closure)
+
+
+@dataclass(frozen=True)
+class _Closed:
+    """Three steps with a closure: what watchers of begins saw, and when the gradients were there."""
+
+    hooks: TorchHooks
+    had_gradients: list[bool]
+    made_ns: list[int]
+    begins_ns: list[int]
+
+
+def _steps_with_closure(folder: Path, kind: type[torch.optim.SGD], *, by_name: bool = False) -> _Closed:
+    hooks = TorchHooks(folder / "steps.ring", guard=Guard())
+    weight = torch.nn.Parameter(torch.ones(2))
+    had_gradients: list[bool] = []
+    made_ns: list[int] = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        made_ns.append(time.monotonic_ns())
+        return loss
+
+    hooks.install()
+    try:
+        hooks.watch_begin(lambda _tracked, _end_ns: had_gradients.append(weight.grad is not None))
+        optimizer = kind([weight], lr=0.1)
+        torch.optim.SGD([weight], lr=0.1)  # its class is hooked as well once there is one
+        for _ in range(3):
+            optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+            weight.grad = None
+    finally:
+        hooks.abandon()
+    records = read_ring(folder / "steps.ring").records
+    return _Closed(hooks, had_gradients, made_ns, [record.begin_ns for record in records])
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, _Nested])
+def test_a_step_with_a_closure_begins_when_the_gradients_are_there(
+    tmp_path: Path, kind: type[torch.optim.SGD], by_name: bool
+) -> None:
+    """Forward and backward in the closure are no part of it, and who is told of begins is told once, after them."""
+    seen = _steps_with_closure(tmp_path, kind, by_name=by_name)
+    assert seen.had_gradients == [True] * 3
+    assert len(seen.begins_ns) == len(seen.made_ns) == 3
+    assert all(made_ns <= begin_ns for made_ns, begin_ns in zip(seen.made_ns, seen.begins_ns, strict=True))
+    assert seen.hooks.notes() == []
+
+
+def test_a_closure_that_is_never_called_costs_no_step(tmp_path: Path) -> None:
+    """The step begins where it was called."""
+    seen = _steps_with_closure(tmp_path, _Deaf)
+    assert (len(seen.begins_ns), seen.made_ns, seen.hooks.notes()) == (3, [], [])
+
+
+def test_a_closure_that_is_called_again_is_told(tmp_path: Path) -> None:
+    """Only its first call comes before the step."""
+    seen = _steps_with_closure(tmp_path, _Eager)
+    assert len(seen.had_gradients) == len(seen.begins_ns) == 3
+    assert "its step time includes the later calls" in seen.hooks.notes()[0]
 
 
 def test_a_watcher_of_devices_hears_of_no_other_step(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_nested_optimizer_state_has_the_documented_digest() -> None:
 
 
 @given(st.sampled_from(sorted(EVERY_KIND)), st.integers(min_value=0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_one_flipped_bit_is_found_and_the_tensor_named(name: str, position: int) -> None:
     """Whatever bit of whatever tensor changes, the digest changes and only that tensor's name is given."""
     raw = EVERY_KIND[name].clone().contiguous()

@@ -54,7 +54,7 @@ def warned(pairs: Sequence[PairedLogs]) -> dict[str, AnalysisWarning]:
 
 
 @given(st.integers(0, 10**6), st.integers(3, 12))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_slope_is_that_of_least_squares(seed: int, num_pairs: int) -> None:
     """Slope and standard error are numpy's, of a line with a level for each arm."""
     pairs = noise(seed, num_pairs)
@@ -185,7 +185,7 @@ def test_equal_values_warn_of_nothing(value: float) -> None:
 
 
 @given(st.integers(0, 10**6), st.permutations(range(6)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_order_in_which_pairs_are_listed_does_not_matter(seed: int, order: list[int]) -> None:
     """The places of the runs decide, not those of the records."""
     pairs = bent(noise(seed), [0.004 * n for n in range(12)])

@@ -62,7 +62,7 @@ anything = st.recursive(
 @example("\udcc3\udca9")
 @example("\ud83d\ude00")
 @example("a\u2028b\u0085c\x00\n\r")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_every_value_comes_back_with_its_type_and_bits(value: Any) -> None:
     """What dumps writes, loads gives back: types, sign of zero, NaN payloads, big integers, lone surrogates."""
     assert identity(jsonio.loads(jsonio.dumps(value))) == identity(value)
@@ -70,7 +70,7 @@ def test_every_value_comes_back_with_its_type_and_bits(value: Any) -> None:
 
 @given(anything)
 @example({"b": 1e16, "a": 1e-7, "c": [5e-324, -0.0]})
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_without_orjson_the_standard_library_writes_the_same_value(value: Any) -> None:
     """An interpreter that lacks orjson writes lines which everyone reads back to the bit."""
     with mock.patch.object(jsonio, "orjson", None):
@@ -80,7 +80,7 @@ def test_without_orjson_the_standard_library_writes_the_same_value(value: Any) -
 
 
 @given(anything)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_value_is_one_line_of_standard_json(value: Any) -> None:
     """The line holds no newline and no carriage return, and the standard reader accepts it."""
     line = jsonio.dumps(value)
@@ -199,7 +199,7 @@ def test_nesting_is_bounded_when_writing() -> None:
 
 
 @given(st.binary(max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_arbitrary_bytes_are_a_value_or_a_value_error(line: bytes) -> None:
     """No input makes loads fail in another way than ValueError."""
     try:

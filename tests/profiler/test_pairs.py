@@ -41,7 +41,7 @@ def test_quantiles_that_do_not_exist_are_refused(p: float, df: float) -> None:
 
 
 @given(samples.filter(spread), st.sampled_from([0.01, 0.05, 0.2]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_interval_of_the_mean_is_scipys(values: list[float], alpha: float) -> None:
     """Mean, deviation, median, range and t interval agree with scipy and the standard library."""
     effect = paired_effect(values, alpha=alpha)
@@ -55,7 +55,7 @@ def test_the_interval_of_the_mean_is_scipys(values: list[float], alpha: float) -
 
 
 @given(st.floats(-5, 5), st.integers(2, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_equal_values_give_an_interval_without_width(value: float, n: int) -> None:
     """Samples that are all equal have their own value as mean, both ends equal to it, a note, and no NaN."""
     effect = paired_effect([value] * n)
@@ -138,7 +138,7 @@ def test_a_log_ratio_exists_for_positive_finite_values_alone(base: float, other:
 
 
 @given(st.floats(-0.2, 0.2).filter(lambda mean: abs(mean) > 1e-3), st.floats(0.0001, 0.1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_pairs_needed_are_the_fewest(mean: float, sd: float) -> None:
     """With that many pairs the interval excludes 0, with one fewer it does not (scipy's quantiles)."""
     n = pairs_needed(mean, sd)
@@ -161,7 +161,7 @@ def test_some_questions_no_number_of_pairs_settles() -> None:
 
 
 @given(samples.filter(spread), samples.filter(spread))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_interval_between_two_samples_is_scipys(a: list[float], b: list[float]) -> None:
     """Difference, degrees of freedom and interval agree with scipy's Welch test."""
     got = welch_interval(moments(a), moments(b))

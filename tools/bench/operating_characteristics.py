@@ -39,6 +39,15 @@ MODES = (
     Setting(name="slow mode in 20 % of the runs", mode=0.05, mode_shares=(0.2, 0.2)),
     Setting(name="slow mode in 20 % of the other arm's runs, none of the base's", mode=0.05, mode_shares=(0.0, 0.2)),
 )
+CONTROLS = tuple(
+    Setting(name=name, effect=effect, bias=bias, num_controls=n)
+    for name, effect, bias in (
+        ("independent noise", 0.0, 0.0),
+        ("independent noise", -0.01, 0.0),
+        ("second names cost +1 %", 0.0, 0.01),
+    )
+    for n in (0, 4, 6)
+)
 CODES = ("drift", "step", "two_modes", "order_effect", "outlying_pair", "drift_explains")
 
 Column = tuple[str, Callable[[Tally], str]]
@@ -54,6 +63,8 @@ EFFECT: Column = ("effect %", lambda counts: f"{100 * counts.setting.effect:+.1f
 FOUND: Column = ("found", _rate(lambda counts: counts.found))
 FALSE: Column = ("false", _rate(lambda counts: counts.false))
 UNWARNED: Column = ("false, no warning", _rate(lambda counts: counts.unwarned_false))
+NUM_CONTROLS: Column = ("control pairs", lambda counts: str(counts.setting.num_controls))
+TAKEN_BACK: Column = ("found, taken back", _rate(lambda counts: counts.taken_back))
 WARNED: Column = ("warned", _rate(lambda counts: counts.warned))
 T: Column = ("t holds truth", _rate(lambda counts: counts.t_covers))
 RANGE: Column = ("range holds truth", _rate(lambda counts: counts.range_covers))
@@ -83,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("Verdicts", effects, [NAME, EFFECT, FOUND, FALSE, UNWARNED, WARNED, T, RANGE]),
         ("False alarms", SIZES, [PAIRS, FALSE, WARNED, *map(_code, CODES), T, RANGE, STATED]),
         ("One-sided orders", ORDERS, [NAME, PAIRS, FALSE, UNWARNED, WARNED, _code("drift_explains"), T]),
+        ("Controls", CONTROLS, [NAME, NUM_CONTROLS, EFFECT, FOUND, FALSE, _code("control_differs"), TAKEN_BACK]),
         ("Modes", MODES, [NAME, PAIRS, FALSE, UNWARNED, WARNED, _code("two_modes"), T, RANGE, STATED]),
     ]
     for title, settings, columns in sections:

@@ -6,10 +6,11 @@ The verdict is that of the package; only the digests are taken for equal and the
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from lucid_profiler.controls import control_warning
 from lucid_profiler.drift import AnalysisWarning, find_warnings
 from lucid_profiler.metrics import analyze_metric, paired_logs
 from lucid_profiler.pairs import PairedEffect
@@ -49,6 +50,11 @@ class Setting:
     num_pairs: int = 6
     num_discarded: int = 1
     order: Order = "abba"
+    # Not in the text from which the reports are drawn: without controls they stay what they were.
+    num_controls: int = field(default=0, repr=False)
+    """Pairs of the base with itself, drawn as an experiment of their own beside the measured pairs."""
+    bias: float = field(default=0.0, repr=False)
+    """Added by the machine to whatever is no plain base run: to the other arm, and to the base's second name."""
 
     @property
     def truth(self) -> float:
@@ -78,7 +84,7 @@ def simulate(setting: Setting, rng: random.Random) -> list[tuple[Run, Run]]:
     walls = []
     for number, side in enumerate(order):
         wall = math.exp(rng.gauss(0.0, setting.noise)) * (1 + setting.drift * number)
-        wall *= 1 + setting.effect * side
+        wall *= (1 + setting.effect * side) * (1 + setting.bias * side)
         wall *= 1 + setting.step * (number >= step_at)
         if setting.mode:
             wall *= 1 + setting.mode * (rng.random() < setting.mode_shares[side])
@@ -91,23 +97,39 @@ def simulate(setting: Setting, rng: random.Random) -> list[tuple[Run, Run]]:
     return pairs
 
 
-def assess(pairs: list[tuple[Run, Run]]) -> Outcome:
-    """Return what the package says of measured pairs."""
+def simulate_controls(setting: Setting, rng: random.Random) -> list[tuple[Run, Run]]:
+    """Return the two runs of each pair of the base with itself."""
+    return simulate(replace(setting, effect=0.0, num_pairs=setting.num_controls, num_discarded=0), rng)
+
+
+def assess(pairs: list[tuple[Run, Run]], controls: Sequence[tuple[Run, Run]] = ()) -> Outcome:
+    """Return what the package says of measured pairs, beside pairs of the base with itself."""
     metric = analyze_metric("wall", pairs, alpha=ALPHA)
     if metric.effect is None:
         raise ValueError("walls must be positive")
-    warnings = find_warnings(paired_logs("wall", pairs), metric.effect, alpha=ALPHA)
+    warnings = (*find_warnings(paired_logs("wall", pairs), metric.effect, alpha=ALPHA), *_assess_controls(controls))
     verdict = judge(
         metric, name="wall", num_included=len(pairs), capture={}, parity=_EQUAL, alpha=ALPHA, warnings=warnings
     )
     return Outcome(decision=verdict.decision, effect=metric.effect, warnings=warnings)
 
 
+def _assess_controls(controls: Sequence[tuple[Run, Run]]) -> tuple[AnalysisWarning, ...]:
+    if not controls:
+        return ()
+    metric = analyze_metric("wall", controls, alpha=ALPHA)
+    if metric.effect is None:
+        raise ValueError("walls must be positive")
+    found = control_warning(metric, find_warnings(paired_logs("wall", controls), metric.effect, alpha=ALPHA))
+    return () if found is None else (found,)
+
+
 def outcomes(setting: Setting, num_reports: int) -> Iterator[Outcome]:
     """Simulate reports; the same setting gives the same ones."""
     rng = random.Random(repr(setting))
     for _ in range(num_reports):
-        yield assess(simulate(setting, rng))
+        pairs = simulate(setting, rng)
+        yield assess(pairs, simulate_controls(setting, rng) if setting.num_controls else ())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -122,6 +144,8 @@ class Tally:
     unwarned_false: int = 0
     """Those of them that came without any warning."""
     warned: int = 0
+    taken_back: int = 0
+    """Verdicts in the direction of the effect that the controls made inconclusive."""
     codes: Counter[str] = field(default_factory=Counter)
     """Reports by the codes of their warnings."""
     t_covers: int = 0
@@ -154,10 +178,19 @@ def _count(counts: Tally, outcome: Outcome) -> None:
     counts.false += is_false
     counts.unwarned_false += is_false and not codes
     counts.warned += bool(codes)
+    if "control_differs" in codes and "drift_explains" not in codes:
+        counts.taken_back += _is_right(setting, effect)
     counts.codes.update(codes)
     if effect.t_low is not None and effect.t_high is not None:
         counts.t_covers += effect.t_low <= setting.expected_mean <= effect.t_high
     counts.range_covers += effect.low <= setting.truth <= effect.high
+
+
+def _is_right(setting: Setting, effect: PairedEffect) -> bool:
+    """Return whether the t interval alone would find the effect."""
+    if not setting.effect or effect.t_low is None or effect.t_high is None:
+        return False
+    return effect.t_high < 0 if setting.effect < 0 else effect.t_low > 0
 
 
 def _order(setting: Setting, rng: random.Random) -> list[int]:

@@ -102,7 +102,7 @@ image = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(images=st.lists(image, max_size=4))
 def test_it_follows_cocos_rule(images: list[tuple[Found, There]]) -> None:
     """AP, AP50 and each class agree with the rule written out, ties of scores and of overlaps included."""

@@ -87,7 +87,7 @@ some_box = st.builds(lambda x, y, w, h: (x, y, x + w, y + h), corners, corners, 
 some_targets = st.lists(st.tuples(some_box, st.integers(0, 2)), max_size=5)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     images=st.lists(some_targets, min_size=1, max_size=3),
     palette=st.lists(some_box, min_size=1, max_size=6),

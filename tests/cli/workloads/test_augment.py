@@ -83,7 +83,7 @@ coordinate = st.floats(0, SIZE, width=32)
 interval = st.tuples(coordinate, coordinate).map(sorted).filter(lambda ends: ends[0] < ends[1])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     ends=st.lists(st.tuples(interval, interval), max_size=5),
     flip=st.booleans(),

@@ -74,7 +74,13 @@ cli.add_command(
     _LazyGroup(
         name="report",
         help="Show, compare and check reports.",
-        modules={"show": "report_show", "diff": "report_diff", "validate": "report_validate"},
+        modules={
+            "show": "report_show",
+            "diff": "report_diff",
+            "validate": "report_validate",
+            "export": "report_export",
+            "html": "report_html",
+        },
     )
 )
 

@@ -7,22 +7,24 @@ from typing import Any
 import click
 
 MIN_INTERVAL_S = 0.01
-MAX_INTERVAL_S = 3600.0
+MAX_INTERVAL_S = 3600
+MAX_SECONDS_S = 30 * 24 * 3600
 
 __all__ = ["Interval", "Report", "Seconds"]
 
 
 class Seconds(click.FloatRange):
-    """A time that ends: neither infinite nor no number at all.
+    """A time that ends within somebody's patience: neither infinite nor no number at all.
 
     Args:
         is_open: whether 0 is too short.
+        max_s: the longest.
     """
 
     name = "seconds"
 
-    def __init__(self, *, is_open: bool = True) -> None:
-        super().__init__(min=0, min_open=is_open)
+    def __init__(self, *, is_open: bool = True, max_s: int = MAX_SECONDS_S) -> None:
+        super().__init__(min=0, min_open=is_open, max=max_s)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number of seconds."""
@@ -40,13 +42,13 @@ class Interval(Seconds):
     """
 
     def __init__(self, *, or_none: bool = False) -> None:
-        super().__init__(is_open=not or_none)
+        super().__init__(is_open=not or_none, max_s=MAX_INTERVAL_S)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number of seconds."""
         seconds = super().convert(value, param, ctx)
         if seconds and not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
-            self.fail(f"{value} is not from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f} seconds.", param, ctx)
+            self.fail(f"{value} is not from {MIN_INTERVAL_S} to {MAX_INTERVAL_S} seconds.", param, ctx)
         return seconds
 
 

@@ -40,6 +40,7 @@ class Ended:
         outlived: names of the processes it had started that went on after its end and were ended.
         unended: names of those that could not be ended.
         held_output: whether somebody kept its output open after its end.
+        was_unwatched: whether lucid was stopped meanwhile: its end may have been seen late, and its output not read.
     """
 
     returncode: int | None
@@ -54,6 +55,7 @@ class Ended:
     outlived: tuple[str, ...]
     unended: tuple[str, ...]
     held_output: bool
+    was_unwatched: bool = False
 
 
 def run_child(
@@ -85,6 +87,7 @@ def run_child(
         CannotStartError: the command cannot be started.
     """
     own_max_rss = _max_rss_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    num_continued = interrupts.num_continued
     if stdin is not None and stdin.seekable():
         stdin.seek(0)
     with _Child(command, env, stdin=stdin) as child, child.drain(copy_output=copy_output) as drain:
@@ -106,6 +109,7 @@ def run_child(
         outlived=tuple(sorted(child.outlived.values())),
         unended=tuple(sorted(child.unended.values())),
         held_output=not finished,
+        was_unwatched=interrupts.num_continued > num_continued,
     )
 
 

@@ -19,7 +19,7 @@ __all__ = ["TAIL_BYTES", "Drain"]
 
 def _end(data: bytes, size: int) -> str:
     """Return as much of the end of `data` as fits into `size` bytes of UTF-8."""
-    text = data.decode("utf-8", "replace").encode()
+    text = data.decode("utf-8", "backslashreplace").encode()
     return text[max(0, len(text) - size) :].decode("utf-8", "ignore")
 
 
@@ -59,7 +59,7 @@ class Drain:
         self._thread.join()
 
     def tail(self) -> str:
-        """Return the end of what was printed: at most 4 KiB of UTF-8, undecodable bytes replaced.
+        """Return the end of what was printed: at most 4 KiB of UTF-8, other bytes as hexadecimal escapes.
 
         If both streams said something, each has a line with its name above it, and standard error is the last.
         """

@@ -20,11 +20,13 @@ class Interrupts:
     Attributes:
         events: numbers of the signals, between whatever else is put there; its `put` may be called from a handler.
         first: the first signal, None as long as there was none.
+        num_continued: how often lucid went on after it had been stopped, by Ctrl-Z say.
     """
 
     def __init__(self) -> None:
         self.events: SimpleQueue[int | str] = SimpleQueue()
         self.first: signal.Signals | None = None
+        self.num_continued = 0
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> "Interrupts":  # noqa: PYI034 - typing.Self is newer than the oldest Python supported
@@ -32,11 +34,15 @@ class Interrupts:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
         self._previous[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._previous[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._count)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    def _count(self, _number: int, _frame: FrameType | None) -> None:
+        self.num_continued += 1
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.first is None:

@@ -1,10 +1,10 @@
 """The report of an experiment while it is being written: each record goes to the file, and stays for the analysis."""
 
-from dataclasses import asdict
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 from lucid_profiler.collect import Observation
-from lucid_profiler.compare import analyze, pair_record
+from lucid_profiler.compare import analyze_all, counted_runs, pair_record, plain_analysis, planned_slots
 from lucid_profiler.reader import Report
 from lucid_profiler.records import (
     End,
@@ -14,6 +14,7 @@ from lucid_profiler.records import (
     Located,
     Pair,
     Record,
+    Resume,
     Run,
     State,
     Summary,
@@ -22,6 +23,10 @@ from lucid_profiler.records import (
 from lucid_profiler.writer import Writer
 
 R = TypeVar("R", bound=Record)
+Identity = dict[str, Any]
+
+_OF_PLACE = frozenset({"gpu_uuid", "cuda_visible_devices"})
+"""Facts that name a device and not its kind: a report may go on on another GPU of the same model."""
 
 __all__ = ["Recorder", "make_env"]
 
@@ -31,18 +36,41 @@ class Recorder:
 
     Args:
         writer: the open report.
-        header: its first record, written at once.
+        header: its first record, written at once unless the report stands already.
+        taken_up: the report that stands in the file, and where it goes on; `continued` says more.
 
     Raises:
         OSError: the header cannot be written.
     """
 
-    def __init__(self, writer: Writer, header: Header) -> None:
+    def __init__(self, writer: Writer, header: Header, *, taken_up: tuple[Report, Resume] | None = None) -> None:
         self._writer = writer
         self._header = header
         self._records: list[Record] = []
         self._env_digests: dict[str, str] = {}
-        self._write(header)
+        self._first_identities: dict[str, Identity] = {}  # by arm
+        if taken_up is None:
+            self._write(header)
+        else:
+            report, resume = taken_up
+            self._records += _lasting(report)
+            self._env_digests = {env.scope: env.identity_digest for env in report.envs}
+            self._first_identities = _first_identities(report)
+            self._write(resume)
+
+    @classmethod
+    def continued(cls, writer: Writer, report: Report, resume: Resume) -> "Recorder":
+        """Take a report up again: what comes next is written behind its records, and derived from all of them.
+
+        Args:
+            writer: the report's file, opened behind its last whole record that is neither summary nor end.
+            report: what stands in the file; a summary and an end that it had are gone from there and do not count.
+            resume: the runs that are still to come, written at once.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        return cls(writer, report.header, taken_up=(report, resume))
 
     def add_host(self, env: Env) -> None:
         """Write the facts of the machine."""
@@ -54,6 +82,7 @@ class Recorder:
         Raises:
             OSError: the report cannot be written.
         """
+        run = self._with_changes(run, observation.identity)
         self._write(run)
         if observation.identity:
             self._add_env(make_env("process", observation.identity, observation.volatile, run=run.run))
@@ -62,10 +91,9 @@ class Recorder:
         for samples in observation.samples:
             # Long, and nothing is derived from them.
             self._writer.write(samples)
-        runs = {other.arm: other for other in self._all(Run) if other.pair == run.pair}
-        base, other = (runs.get(arm.name) for arm in self._header.arms)
-        if base is not None and other is not None:
-            self._write(pair_record(self.report(), base, other))
+        both = sorted((one for one in self._all(Run) if one.pair == run.pair), key=self._is_further)
+        if len(both) == 2:
+            self._write(pair_record(self.report(), *both))
 
     def add(self, record: Kernels | Located) -> None:
         """Write what a process showed that was never timed.
@@ -79,8 +107,9 @@ class Recorder:
         self, status: Literal["complete", "interrupted", "failed"]
     ) -> Literal["complete", "interrupted", "failed"]:
         """Return how the measured runs ended: all of them well is complete, whatever became of others after them."""
-        runs = self._all(Run)
-        is_whole = len(runs) == len(self._header.slots) and all(run.status == "ok" for run in runs)
+        report = self.report()
+        missing = {slot.slot for slot in planned_slots(report)} - {run.run for run in report.runs}
+        is_whole = not missing and all(run.status == "ok" for run in counted_runs(report))
         return "complete" if is_whole else status
 
     def finish(self, status: Literal["complete", "interrupted", "failed"]) -> Report:
@@ -89,7 +118,8 @@ class Recorder:
         Raises:
             OSError: the report cannot be written.
         """
-        self._write(Summary(analysis=asdict(analyze(self.report()))))
+        first, *further = map(plain_analysis, analyze_all(self.report()))
+        self._write(Summary(analysis=first, further=tuple(further)))
         self._write(End(status=status, num_records=self._writer.num_records))
         return self.report()
 
@@ -106,10 +136,26 @@ class Recorder:
             kernels=self._all(Kernels),
             located=self._all(Located),
             pairs=self._all(Pair),
+            resumes=self._all(Resume),
             summary=summaries[-1] if summaries else None,
             end=ends[-1] if ends else None,
             complete=bool(ends),
         )
+
+    def _with_changes(self, run: Run, identity: Identity) -> Run:
+        """Taint a run that had another environment than the first one of its arm."""
+        first = self._first_identities.setdefault(run.arm, identity) if identity else {}
+        keys = sorted(
+            key for key in (first.keys() | identity.keys()) - _OF_PLACE if first.get(key) != identity.get(key)
+        )
+        if not identity or not keys:
+            return run
+        words = ", ".join(f"{key} {first.get(key)} before, {identity.get(key)} now" for key in keys)
+        note = f"it had other versions or flags than the first run of its arm: {words}"
+        return replace(run, taints=(*run.taints, "changed"), notes=(*run.notes, note))
+
+    def _is_further(self, run: Run) -> bool:
+        return run.arm != self._header.arms[0].name
 
     def _add_env(self, env: Env) -> None:
         if self._env_digests.get(env.scope) != env.identity_digest:
@@ -122,6 +168,20 @@ class Recorder:
 
     def _all(self, kind: type[R]) -> tuple[R, ...]:
         return tuple(record for record in self._records if isinstance(record, kind))
+
+
+def _lasting(report: Report) -> list[Record]:
+    """Return the records of a report that is to go on, samples apart, from which nothing is derived."""
+    return [
+        report.header,
+        *report.envs,
+        *report.runs,
+        *report.states,
+        *report.kernels,
+        *report.located,
+        *report.pairs,
+        *report.resumes,
+    ]
 
 
 def make_env(
@@ -139,3 +199,15 @@ def make_env(
         volatile=volatile,
         identity_digest=identity_digest(identity),
     )
+
+
+def _first_identities(report: Report) -> dict[str, Identity]:
+    """Return the environment of the first run of each arm; the file has one only where it differs from the last."""
+    written = {env.run: env.identity for env in report.envs if env.scope == "process"}
+    found: dict[str, Identity] = {}
+    current: Identity = {}
+    for run in report.runs:
+        current = written.get(run.run, current)
+        if current and run.agent.loaded:
+            found.setdefault(run.arm, current)
+    return found

@@ -7,15 +7,21 @@ from pathlib import Path
 
 import click
 
-from lucid_profiler.writer import Writer
+from lucid_profiler.writer import Writer, lock
 
-__all__ = ["ReportFile"]
+__all__ = ["ReportFile", "refuse_taken"]
 
+_PACKERS = {".gz": "gzip", ".zst": "zstd"}
 _STANDARD = {1: "standard output, where the table goes", 2: "standard error, where the progress goes"}
 
 
 def _exists(path: str) -> click.UsageError:
     return click.UsageError(f"{path} exists already; name another file with -o, or add --overwrite")
+
+
+def _busy(path: str) -> click.UsageError:
+    words = "another lucid is writing this report; wait until it has ended, or name another file with -o"
+    return click.UsageError(f"{path}: {words}")
 
 
 def _is_null(info: os.stat_result) -> bool:
@@ -32,6 +38,32 @@ def _refuse_standard(path: str, info: os.stat_result) -> None:
             raise click.UsageError(f"the report cannot go to {path}: it is {words}")
 
 
+def _try_lock(path: Path) -> None:
+    """Make sure that a file can be written, and that nobody else does."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        lock(fd)
+    finally:
+        os.close(fd)
+
+
+def refuse_taken(path: str, *, overwrite: bool) -> None:
+    """Refuse what can be seen to be no name for a report, without touching it.
+
+    Raises:
+        UsageError: it is standard output, the name of a packed file, or a file that is not to be replaced.
+    """
+    if path == "-":
+        raise click.UsageError("-o -: the report needs a file, since the table goes to standard output")
+    packer = _PACKERS.get(Path(path).suffix.lower())
+    if packer is not None:
+        plain = Path(path).with_suffix("")
+        words = f"a report is written unpacked; write {plain}, and pack it afterwards with {packer}"
+        raise click.UsageError(f"-o {path}: {words}")
+    if Path(path).is_file() and not overwrite:
+        raise _exists(path)
+
+
 class ReportFile:
     """A report that can be written, as far as that can be known without touching what is there.
 
@@ -42,12 +74,11 @@ class ReportFile:
         overwrite: whether to replace a file.
 
     Raises:
-        UsageError: it cannot be written, or the file exists and is not to be replaced.
+        UsageError: it cannot be written, another lucid is writing it, or it exists and is not to be replaced.
     """
 
     def __init__(self, path: str, *, overwrite: bool) -> None:
-        if path == "-":
-            raise click.UsageError("-o -: the report needs a file, since the table goes to standard output")
+        refuse_taken(path, overwrite=overwrite)
         self.path = path
         self._overwrite = overwrite
         self._writer: Writer | None = None
@@ -55,6 +86,8 @@ class ReportFile:
             self._try()
         except FileExistsError as error:
             raise _exists(path) from error
+        except BlockingIOError as error:
+            raise _busy(path) from error
         except OSError as error:
             raise click.UsageError(f"the report {path} cannot be written: {error.strerror}") from error
 
@@ -62,7 +95,7 @@ class ReportFile:
         """Begin the report; what the file held before is lost.
 
         Raises:
-            UsageError: the file has come to exist meanwhile.
+            UsageError: the file has come to exist meanwhile, or to be written by another lucid.
             OSError: it can no longer be written.
         """
         if self._writer is not None:
@@ -71,6 +104,8 @@ class ReportFile:
             return Writer(self.path, overwrite=self._overwrite)
         except FileExistsError as error:
             raise _exists(self.path) from error
+        except BlockingIOError as error:
+            raise _busy(self.path) from error
 
     def _try(self) -> None:
         path = Path(self.path)
@@ -87,4 +122,4 @@ class ReportFile:
         elif not self._overwrite:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path)
         else:
-            os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
+            _try_lock(path)

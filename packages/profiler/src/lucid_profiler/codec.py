@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+import itertools
 import types
 import typing
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
 __all__ = ["from_plain", "to_plain"]
@@ -15,13 +18,13 @@ T = TypeVar("T")
 def to_plain(record: Any) -> dict[str, Any]:
     """Return a record's fields as a dict of plain data; lists, tuples and dicts inside may alias the record's.
 
-    Fields whose metadata say `optional` are left out while they are empty, as a file of an older version lacks them.
+    Fields whose metadata say `optional` are left out at their default, as a file of an older version lacks them.
     """
     fields = {field.name: (field, getattr(record, field.name)) for field in dataclasses.fields(record)}
     return {
         name: _plain(value)
         for name, (field, value) in fields.items()
-        if not (field.metadata.get("optional") and value in (None, {}))
+        if not (field.metadata.get("optional") and value == _default(field))
     }
 
 
@@ -76,12 +79,59 @@ def _decode_container(hint: Any, value: Any, path: str, unknown: Counter[str]) -
         return _decode_tuple(typing.get_args(hint), value, path, unknown)
     if origin is dict and isinstance(value, dict):
         (_, item_hint) = typing.get_args(hint)
+        if (quick := _quick(item_hint)) is not None:
+            with suppress(_OddError):
+                return dict(zip(value, quick(list(value.values())), strict=True))
         return {key: _decode(item_hint, item, f"{path}.{key}", unknown) for key, item in value.items()}
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return _decode_dataclass(hint, value, path, unknown)
     if hasattr(hint, "_fields") and isinstance(value, list):
         return hint(*_decode_tuple(tuple(_hints(hint).values()), value, path, unknown))
     raise ValueError(f"{path} is {_shown(value)}, expected {getattr(hint, '__name__', hint)}")
+
+
+class _OddError(Exception):
+    """A value that needs a closer look."""
+
+
+_Column = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@functools.cache
+def _quick(hint: Any) -> _Column | None:
+    """Return what reads many values at once, of a scalar, a tuple of one kind of scalars, or a named tuple of these.
+
+    It raises `_OddError` if one of them is not exactly that. Reports hold tens of thousands of digests in this form.
+    """
+    if hint in _SCALARS:
+        return functools.partial(_quick_scalars, hint)
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is tuple and arguments[1:] == (Ellipsis,) and arguments[0] in _SCALARS:
+        return functools.partial(_quick_tuples, arguments[0])
+    if hasattr(hint, "_fields"):
+        columns = [_quick(field) for field in _hints(hint).values()]
+        known = [column for column in columns if column is not None]
+        return functools.partial(_quick_named, hint, known) if len(known) == len(columns) else None
+    return None
+
+
+def _quick_scalars(kind: type, values: Sequence[Any]) -> Sequence[Any]:
+    if set(map(type, values)) <= {kind}:
+        return values
+    raise _OddError
+
+
+def _quick_tuples(kind: type, values: Sequence[Any]) -> Sequence[Any]:
+    if set(map(type, values)) <= {list} and set(map(type, itertools.chain.from_iterable(values))) <= {kind}:
+        return list(map(tuple, values))
+    raise _OddError
+
+
+def _quick_named(kind: Any, columns: list[_Column], values: Sequence[Any]) -> Sequence[Any]:
+    if set(map(type, values)) <= {list} and set(map(len, values)) == {len(columns)}:
+        found = [column(items) for column, items in zip(columns, zip(*values, strict=True), strict=True)]
+        return list(itertools.starmap(kind, zip(*found, strict=True)))
+    raise _OddError
 
 
 def _decode_union(hints: tuple[Any, ...], value: Any, path: str, unknown: Counter[str]) -> Any:
@@ -119,6 +169,10 @@ def _decode_dataclass(record_type: Any, data: dict[str, Any], path: str, unknown
         raise ValueError(f"{path} lacks {', '.join(missing)}")
     known = {name: _decode(hints[name], data[name], f"{path}.{name}", unknown) for name in fields if name in data}
     return record_type(**known)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:

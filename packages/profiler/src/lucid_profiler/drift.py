@@ -15,7 +15,10 @@ from lucid_profiler.pairs import PairedEffect, moments, student_t_quantile
 
 __all__ = [
     "GAP_LIMIT",
+    "MIN_PAIRS",
+    "RESOLUTION",
     "WARNING_ALPHA",
+    "WARNING_WORDS",
     "AnalysisWarning",
     "PairedLogs",
     "Slope",
@@ -34,15 +37,18 @@ MIN_PAIRS_FOR_GAP = 4
 RESOLUTION = 1e-6
 """A logarithm below which nothing is worth a warning: rounding can make equal runs differ by less."""
 
-WarningCode = Literal["drift", "step", "two_modes", "order_effect", "outlying_pair", "drift_explains"]
+WarningCode = Literal[
+    "drift", "step", "two_modes", "order_effect", "outlying_pair", "drift_explains", "control_differs"
+]
 
-_WORDS: dict[WarningCode, str] = {
+WARNING_WORDS: dict[WarningCode, str] = {
     "drift": "the runs became slower or faster with time",
     "step": "all runs from one on are apart from all runs before it",
     "two_modes": "the runs fall into two groups that change places in time",
     "order_effect": "pairs that began with one arm have another effect than pairs that began with the other",
     "outlying_pair": "one pair is far from the others",
     "drift_explains": "one arm ran later than the other on average, and drift may be what made the difference",
+    "control_differs": "the base differs from itself: the machine shows a difference where there is none",
 }
 
 
@@ -263,4 +269,4 @@ def _drift_explains(
 
 
 def _warning(code: WarningCode, **numbers: float) -> AnalysisWarning:
-    return AnalysisWarning(code=code, words=_WORDS[code], numbers=numbers)
+    return AnalysisWarning(code=code, words=WARNING_WORDS[code], numbers=numbers)

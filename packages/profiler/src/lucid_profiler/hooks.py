@@ -35,19 +35,19 @@ class TrackedOptimizer:
     __slots__ = (
         "begin_ns",
         "device",
-        "has_closure",
         "index",
         "names",
         "num_groups",
         "num_steps",
         "optimizer",
         "pending",
+        "repeats_closure",
     )
 
-    def __init__(self, optimizer: Any, *, index: int, has_closure: bool) -> None:
+    def __init__(self, optimizer: Any, *, index: int) -> None:
         self.optimizer = optimizer
         self.index = index
-        self.has_closure = has_closure
+        self.repeats_closure = False
         self.names: dict[int, str] = {}
         self.num_groups = 0
         self.num_steps = 0
@@ -59,6 +59,28 @@ class TrackedOptimizer:
         """Return what a report says about the optimizer itself."""
         kind = type(self.optimizer)
         return {"index": self.index, "name": kind.__qualname__, "module": kind.__module__, "num_steps": self.num_steps}
+
+
+class _Closure:
+    """What a program gives to `step()` to make the gradients; the step begins after the first call of it."""
+
+    def __init__(
+        self, closure: Callable[[], Any], tracked: TrackedOptimizer, *, begin: Callable[[TrackedOptimizer], None]
+    ) -> None:
+        self._closure = closure
+        self._tracked = tracked
+        self._begin = begin
+        self._was_called = False
+
+    def __call__(self) -> Any:
+        """Do what the program's closure does."""
+        result = self._closure()
+        if self._was_called:
+            self._tracked.repeats_closure = True
+        else:
+            self._was_called = True
+            self._begin(self._tracked)
+        return result
 
 
 Watcher = Callable[[TrackedOptimizer, int], None]
@@ -173,9 +195,9 @@ class TorchHooks:
     def notes(self) -> list[str]:
         """Say what a reader of the report has to know about the steps."""
         notes = [
-            f"optimizer {tracked.index} was given a closure: its step time includes the closure"
+            f"optimizer {tracked.index} calls its closure again within a step: its step time includes the later calls"
             for tracked in self.optimizers()
-            if tracked.has_closure
+            if tracked.repeats_closure
         ]
         if self._num_adopted > MAX_OPTIMIZERS:
             notes.append(f"{self._num_adopted} optimizers stepped: digests cover the last {MAX_OPTIMIZERS}")
@@ -187,19 +209,35 @@ class TorchHooks:
             if hasattr(value, "named_parameters"):
                 self._modules[id(value)] = value
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Begin a step; one that is given a closure begins when that has made the gradients."""
         tracked = self._tracked.get(id(optimizer))
         if tracked is None or len(optimizer.param_groups) != tracked.num_groups:
             with self._guard:
-                tracked = self._adopt(optimizer, tracked, has_closure=_has_closure(args, kwargs))
+                tracked = self._adopt(optimizer, tracked)
             if tracked is None:
-                return
+                return None
+        if len(args) > 1 and callable(args[1]):  # the first positional argument is the optimizer itself
+            return (args[0], self._followed(tracked, args[1]), *args[2:]), kwargs
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._followed(tracked, kwargs["closure"])}
+        self._begin(tracked)
+        return None
+
+    def _followed(self, tracked: TrackedOptimizer, closure: Callable[[], Any]) -> "_Closure":
+        """Return a closure that begins the step; of a step() that calls its parent's, it is the outer one's."""
+        if isinstance(closure, _Closure):
+            return closure
+        self._begin(tracked, is_told=False)  # the closure may never be called
+        return _Closure(closure, tracked, begin=self._begin)
+
+    def _begin(self, tracked: TrackedOptimizer, *, is_told: bool = True) -> None:
         tracked.pending = True
         if tracked.device is None and self._is_cuda_in_use():
             self._find_device(tracked)
         if tracked.device is not None:
             self._time(tracked, tracked.device, is_end=False)
-        if self._begin_watchers:
+        if is_told and self._begin_watchers:
             self._tell(self._begin_watchers, tracked, self.last_end_ns)
         tracked.begin_ns = time.monotonic_ns()
 
@@ -249,7 +287,7 @@ class TorchHooks:
             with self._guard:
                 tracked.device = _device_in_use(tracked.optimizer)
 
-    def _adopt(self, optimizer: Any, tracked: TrackedOptimizer | None, *, has_closure: bool) -> TrackedOptimizer | None:
+    def _adopt(self, optimizer: Any, tracked: TrackedOptimizer | None) -> TrackedOptimizer | None:
         """Begin to follow an optimizer, or name the parameters of one that has new groups."""
         if not self._active:
             return None
@@ -257,7 +295,7 @@ class TorchHooks:
             if not self._num_adopted:
                 with self._guard:
                     self._ring = RingWriter(self._ring_path)
-            tracked = TrackedOptimizer(optimizer, index=self._num_adopted, has_closure=has_closure)
+            tracked = TrackedOptimizer(optimizer, index=self._num_adopted)
             self._num_adopted += 1
             self._tracked[id(optimizer)] = tracked
             if len(self._tracked) > MAX_OPTIMIZERS:
@@ -280,11 +318,6 @@ def _device_in_use(optimizer: Any) -> int | None:
                 return int(parameter.device.index)
     current = int(cuda.current_device())
     return current if cuda.memory_reserved(current) > 0 else None
-
-
-def _has_closure(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    # The first positional argument is the optimizer itself.
-    return (len(args) > 1 and callable(args[1])) or kwargs.get("closure") is not None
 
 
 def _parameters(tracked: TrackedOptimizer) -> Iterator[tuple[Any, str | None, str]]:

@@ -27,6 +27,9 @@ MAX_DEPTH = 200
 _CANONICAL_NAN = struct.pack(">d", math.nan)
 _BYTES_KEY = "$bytes:"
 _SURROGATES_KEY = "$surrogates:"
+_ANY_DIGIT = bytes.maketrans(b"123456789", b"0" * 9)
+# What stands before a number where nothing else may, and as many digits as an integer of doubtful length has.
+_LONG_INTS = tuple(begin + b"0" * len(str(MAX_SAFE_INT)) for begin in (b":", b",", b"[", b"-"))
 
 
 def dumps(value: Any) -> bytes:
@@ -52,6 +55,9 @@ def loads(line: bytes) -> Any:
         ValueError: On invalid UTF-8 or JSON, a byte-order mark, duplicate keys, numbers that are not exact, unknown
             `$` objects, or nesting that is too deep.
     """
+    quick = _read_quickly(line)
+    if quick is not None:
+        return _untagged(quick) if b'"$' in line else quick
     text = line.decode("utf-8")
     if text.startswith("\ufeff"):
         raise ValueError("a byte-order mark before the value")
@@ -61,7 +67,48 @@ def loads(line: bytes) -> Any:
         raise ValueError("the value is nested too deeply") from error
     except json.JSONDecodeError as error:
         # Its own text names a line, which is always the first one of this text and never the one of the file.
-        raise ValueError(f"{error.msg} at character {error.pos + 1}") from error
+        what = error.msg.removesuffix(" starting at")
+        raise ValueError(f"{what} at character {error.pos + 1}") from error
+
+
+def _read_quickly(line: bytes) -> Any:
+    """Return what a line holds, tags as they are, if orjson, which is lenient, would write these very bytes; else None.
+
+    Then nothing was lost: no duplicate key, no number that is not exact. Integers that other readers do not keep it
+    writes as they were, so they are looked for.
+    """
+    if orjson is None:
+        return None
+    try:
+        value = orjson.loads(line)
+        if orjson.dumps(value, option=orjson.OPT_SORT_KEYS) != line:
+            return None
+    except (ValueError, TypeError):  # what orjson refuses to read, to write
+        return None
+    digits = line.translate(_ANY_DIGIT)
+    may_be_long = type(value) is int or any(begin in digits for begin in _LONG_INTS)
+    return None if may_be_long and _holds_long_int(value) else value
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == _LONG_INT_KEYS:  # as the times of a machine have that runs for months
+            return _decode_tag(value)
+        return _decode_pairs([(name, _untagged(item)) for name, item in value.items()])
+    if isinstance(value, list) and not {dict, list}.isdisjoint(map(type, value)):
+        return [_untagged(item) for item in value]
+    return value
+
+
+def _holds_long_int(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_long_int, value.values()))
+    if isinstance(value, list):
+        kinds = set(map(type, value))
+        if kinds == {int}:
+            return bool(max(value) > MAX_SAFE_INT or min(value) < -MAX_SAFE_INT)
+        return not kinds.isdisjoint({int, list, dict}) and any(map(_holds_long_int, value))
+    return type(value) is int and abs(value) > MAX_SAFE_INT
 
 
 def _encode(value: Any, path: str, depth: int) -> Any:
@@ -146,6 +193,8 @@ def _decode_pairs(pairs: list[tuple[str, Any]]) -> Any:
 
 
 def _decode_tag(tagged: dict[str, Any]) -> Any:
+    if tagged.keys() == _LONG_INT_KEYS and isinstance(tagged["$int"], str):
+        return _decode_int(tagged["$int"])
     name = next(name for name in tagged if name in _TAGS)
     allowed = {name, "bits"} if tagged[name] == "nan" else {name}
     if not set(tagged) <= allowed or not all(isinstance(item, str) for item in tagged.values()):
@@ -214,6 +263,7 @@ def _parse_constant(name: str) -> NoReturn:
     raise ValueError(f"the literal {name} is not JSON")
 
 
+_LONG_INT_KEYS = {"$int"}
 _TAGS = frozenset({"$float", "$int", "$bytes", "$surrogates"})
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_decode_pairs, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_parse_constant

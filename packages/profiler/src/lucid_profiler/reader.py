@@ -8,7 +8,8 @@ import os
 import re
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -28,6 +29,7 @@ from lucid_profiler.records import (
     Located,
     Pair,
     Record,
+    Resume,
     Run,
     Samples,
     State,
@@ -41,6 +43,9 @@ R = TypeVar("R", bound=Record)
 _SCHEMA = re.compile(r"lucid\.report/(\d{1,9})\.(\d{1,9})", re.ASCII)
 _MIN_ALPHA = 1e-9
 _LINE_KEYS = frozenset({"t", "seq", "prev"})
+_SAMPLES_KEYS = {"run", "series", "columns"}
+_NUMBERS = frozenset({int, float, type(None)})
+_MAX_UNKNOWN = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,7 @@ class Report:
     kernels: tuple[Kernels, ...] = ()
     located: tuple[Located, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    resumes: tuple[Resume, ...] = ()
     summary: Summary | None = None
     end: End | None = None
     warnings: tuple[str, ...] = ()
@@ -69,27 +75,44 @@ class Report:
     """Record kinds and keys that this version does not know, with their counts."""
 
 
-def read_report(path: str | os.PathLike[str], *, allow_partial: bool = True) -> Report:
+def read_report(
+    path: str | os.PathLike[str],
+    *,
+    allow_partial: bool = True,
+    with_samples: bool = True,
+    each: Callable[[int, Record], None] | None = None,
+) -> Report:
     """Read a report and check its chain.
 
     Args:
-        path: A file, or `-` for standard input.
+        path: A file, as it is or packed with gzip or Zstandard, or `-` for standard input.
         allow_partial: Whether a torn last line or a missing `end` is a warning; else it is an error.
+        with_samples: Whether to keep the samples, which may be most of the file. Without them their bytes are checked
+            against the chain, and what they say is not looked at.
+        each: Called with the line number and every record as it is read, samples too whether they are kept or not;
+            a ValueError of it is damage of that line.
 
     Raises:
         ReportError: If the file cannot be read, is empty, is no report, is of another major version, is damaged
             before its last line, or is partial where that is not allowed.
     """
     name = os.fspath(path)
-    try:
-        with _opened(name) as stream:
-            report = _Reading(name).read(stream)
-    except OSError as error:
-        raise ReportError(name, None, f"the file cannot be read: {error.strerror or error}") from error
+    reading = _Reading(name, with_samples=with_samples, each=each)
+    with closing(_lines(name, skip_samples=each is None and not with_samples)) as lines:
+        report = reading.read(lines)
     if not allow_partial and not report.complete:
-        why = "the report is not whole: its last line is torn" if report.torn_line else "the report has no end record"
+        torn = f"the report is not whole ({reading.problem}): its last line is torn"
+        why = torn if report.torn_line else "the report has no end record"
         raise ReportError(name, report.torn_line, f"{why}; --allow-partial uses what is there")
     return report
+
+
+def _lines(path: str, *, skip_samples: bool) -> Generator[Line, None, None]:
+    try:
+        with _opened(path) as stream:
+            yield from read_lines(path, stream, skip_samples=skip_samples)
+    except OSError as error:
+        raise ReportError(path, None, f"the file cannot be read: {error.strerror or error}") from error
 
 
 def _opened(path: str) -> AbstractContextManager[BinaryIO]:
@@ -110,6 +133,19 @@ def _check_schema(schema: Any) -> str | None:
     return f"the report is written in the newer {schema}; what {SCHEMA} lacks is ignored" if minor > our_minor else None
 
 
+def _samples(body: dict[str, Any]) -> Samples | None:
+    """Return the record of a line of samples without looking at each number by itself; None if it needs that."""
+    if body.keys() != _SAMPLES_KEYS or type(body["run"]) is not int or type(body["series"]) is not str:
+        return None
+    columns = body["columns"]
+    if not isinstance(columns, dict) or not all(
+        type(values) is list and _NUMBERS.issuperset(map(type, values)) for values in columns.values()
+    ):
+        return None
+    kept = {name: tuple(values) for name, values in columns.items()}
+    return Samples(run=body["run"], series=body["series"], columns=kept)
+
+
 def _check_header(header: Header) -> None:
     names = [arm.name for arm in header.arms]
     if len(set(names)) < len(names):
@@ -118,22 +154,35 @@ def _check_header(header: Header) -> None:
         raise ValueError(f"header.alpha is {header.alpha}, expected at least {_MIN_ALPHA} and below 1")
 
 
+def _check_resume(resume: Resume, before: Sequence[Record]) -> None:
+    earlier = [record for record in before if isinstance(record, Resume)]
+    if resume.block != len(earlier) + 1:
+        raise ValueError(f"resume.block is {resume.block}, expected {len(earlier) + 1}")
+    planned = [slot for record in before if isinstance(record, Header | Resume) for slot in record.slots]
+    last_slot = max((slot.slot for slot in planned), default=-1)
+    last_pair = max((slot.pair for slot in planned), default=-1)
+    if any(slot.slot <= last_slot or slot.pair <= last_pair for slot in resume.slots):
+        raise ValueError(f"resume.slots holds numbers up to slot {last_slot} and pair {last_pair} a second time")
+
+
 class _Reading:
     """The records of one file while they are being collected."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, with_samples: bool, each: Callable[[int, Record], None] | None) -> None:
         self._path = path
+        self._with_samples = with_samples
+        self._each = each
         self._records: list[Record] = []
         self._unknown: Counter[str] = Counter()
         self._warnings: list[str] = []
         self._seen: set[tuple[object, ...]] = set()
         self._torn_line: int | None = None
-        self._problem: str | None = None
+        self.problem: str | None = None
 
-    def read(self, stream: BinaryIO) -> Report:
-        for line in read_lines(self._path, stream):
+    def read(self, lines: Iterable[Line]) -> Report:
+        for line in lines:
             if line.problem is not None:
-                self._torn_line, self._problem = line.number, line.problem
+                self._torn_line, self.problem = line.number, line.problem
                 self._warnings.append(f"line {line.number} is the last one and not whole: {line.problem}")
             if line.fields is not None:
                 try:
@@ -153,14 +202,26 @@ class _Reading:
         if kind not in RECORD_TYPES:
             self._unknown[f"record {kind}"] += 1
             return
+        if line.is_skipped:
+            return
         body = {key: value for key, value in fields.items() if key not in _LINE_KEYS}
-        record = from_plain(RECORD_TYPES[kind], body, self._unknown)
+        plain = _samples(body) if kind == Samples.kind else None
+        record = plain or from_plain(RECORD_TYPES[kind], body, self._unknown)
+        self._check(record, line.number)
+        if self._each is not None:
+            self._each(line.number, record)
+        if self._with_samples or not isinstance(record, Samples):
+            self._records.append(record)
+
+    def _check(self, record: Record, line_number: int) -> None:
+        """Hold a record against those before it."""
         self._check_unique(record)
         if isinstance(record, Header):
             _check_header(record)
-        if isinstance(record, End) and record.num_records != line.number - 1:
-            raise ValueError(f"the end counts {record.num_records} records, there are {line.number - 1}")
-        self._records.append(record)
+        if isinstance(record, Resume):
+            _check_resume(record, self._records)
+        if isinstance(record, End) and record.num_records != line_number - 1:
+            raise ValueError(f"the end counts {record.num_records} records, there are {line_number - 1}")
 
     def _check_first(self, kind: Any, fields: dict[str, Any]) -> None:
         if kind != Header.kind:
@@ -192,11 +253,13 @@ class _Reading:
     def _report(self) -> Report:
         header, end = self._one(Header), self._one(End)
         if header is None:
-            raise ReportError(self._path, 1, f"there is no whole header: {self._problem}")
+            raise ReportError(self._path, 1, f"there is no whole header: {self.problem}")
         if end is None:
             self._warnings.append("the report has no end record: its writer was stopped")
         if self._unknown:
-            names = ", ".join(f"{name} ({count})" for name, count in sorted(self._unknown.items()))
+            listed = [f"{name} ({count})" for name, count in sorted(self._unknown.items())]
+            more = [f"and {len(listed) - _MAX_UNKNOWN} more"] if len(listed) > _MAX_UNKNOWN else []
+            names = ", ".join([*listed[:_MAX_UNKNOWN], *more])
             self._warnings.append(f"ignored what this version does not know: {names}")
         return Report(
             path=self._path,
@@ -208,6 +271,7 @@ class _Reading:
             kernels=self._all(Kernels),
             located=self._all(Located),
             pairs=self._all(Pair),
+            resumes=self._all(Resume),
             summary=self._one(Summary),
             end=end,
             warnings=tuple(self._warnings),

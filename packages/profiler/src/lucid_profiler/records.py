@@ -19,6 +19,7 @@ __all__ = [
     "METHOD",
     "RECORD_TYPES",
     "SCHEMA",
+    "TAINTS",
     "AgentHealth",
     "Arm",
     "Better",
@@ -35,6 +36,7 @@ __all__ = [
     "ParityStatus",
     "Phase",
     "Record",
+    "Resume",
     "Run",
     "RunStatus",
     "Samples",
@@ -48,8 +50,13 @@ __all__ = [
 ]
 
 SCHEMA = "lucid.report/1.0"
+# Controls, taints, `different` arms and resumes came later and need no new method: each of their rules asks for a field
+# or record that a file must hold first, so no file of before comes to another verdict.
 METHOD = "paired/2"
 KNOWN_METHODS = ("paired/1", METHOD)
+TAINTS = ("throttled", "foreign", "suspended", "changed")
+"""What can have bent a run from outside: the driver held its clocks back, another process used its GPU, or the machine
+slept."""
 
 Better = Literal["lower", "higher", "none"]
 RunStatus = Literal["ok", "failed", "timeout", "interrupted", "not_started"]
@@ -84,6 +91,10 @@ class Arm:
     name: str
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables that are set in this arm and not otherwise."""
+    control: bool = field(default=False, metadata=_OPTIONAL)
+    """Whether it is another name for the base: its runs repeat the base, so what they differ by is noise."""
+    different: bool = field(default=False, metadata=_OPTIONAL)
+    """Whether it computes something else, so that parity is not asked of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +128,9 @@ class Header:
     """The measured program and its arguments."""
     arms: tuple[Arm, ...]
     order: str = "abba"
+    """`abba`, or `random` with the seed that it was drawn from."""
     pairs: int
-    """Measured pairs, without the discarded ones."""
+    """Measured pairs of each arm that is no control, without the discarded ones."""
     discarded_pairs: int = 1
     slots: tuple[Slot, ...] = ()
     primary: str = "wall"
@@ -127,6 +139,14 @@ class Header:
     """Two-sided rate of false verdicts that was accepted beforehand."""
     rules: tuple[str, ...] = ()
     """Why a pair may be left out of the statistics, fixed beforehand, one sentence each."""
+    seed: int | None = field(default=None, metadata=_OPTIONAL)
+    """Of a drawn order."""
+    taints: tuple[str, ...] = field(default=(), metadata=_OPTIONAL)
+    """Those of `TAINTS` that leave a pair out; a run that is not ok always does and is not listed."""
+    cool_down_s: float = field(default=0.0, metadata=_OPTIONAL)
+    """Wait between two runs."""
+    require_idle: bool = field(default=False, metadata=_OPTIONAL)
+    """Whether the machine had to be idle before the first run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,10 +265,12 @@ class Run:
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     output_tail: str = ""
-    """The end of what it printed, at most 4 KiB, invalid UTF-8 replaced."""
+    """The end of what it printed, at most 4 KiB; bytes that are no UTF-8 as hexadecimal escapes."""
     notes: tuple[str, ...] = ()
     monitor: MonitorReport | None = field(default=None, metadata=_OPTIONAL)
     """How the sampling beside it went; None in files that were written before there was any."""
+    taints: tuple[str, ...] = field(default=(), metadata=_OPTIONAL)
+    """Those of `TAINTS` that were found: by what watched the run, or by holding it against those before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,26 +358,47 @@ class PairParity:
     """Whether the two runs of a pair ended in the same state."""
 
     status: ParityStatus
+    """`not_observed` also where it is not asked: of a `different` arm."""
     difference: str | None = None
     """The first difference, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two runs, one of each arm, measured next to each other."""
+    """Two runs, one of the base and one of another arm, measured next to each other."""
 
     kind: ClassVar[str] = "pair"
 
     pair: int
     runs: tuple[int, int]
-    """Run numbers in the order of the header's arms."""
+    """Base run and other run, whichever came first."""
     included: bool
     """Whether the statistics use it."""
     flags: tuple[str, ...] = ()
-    """Why not, or what to know: `discarded`, `failed:3`, …"""
+    """Why not, or what to know: `discarded`, `failed:3`, `throttled:7`, …"""
     effects: dict[str, float | None] = field(default_factory=dict)
     """By metric: ln(other / base), None where it has no meaning."""
     parity: PairParity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where a report that had stopped was taken up again; the runs after it are a block of their own."""
+
+    kind: ClassVar[str] = "resume"
+
+    block: int
+    """Number of the block that begins here: the runs before the first resume are block 0."""
+    created: str
+    """RFC 3339, UTC."""
+    slots: tuple[Slot, ...] = ()
+    """The runs that were still to come, their slots and pairs numbered on after all earlier ones."""
+    gpu_uuids: tuple[str, ...] = ()
+    """The devices of this block."""
+    same_devices: bool = True
+    """Whether they are those of before; else they are others of the same model."""
+    host_changed: bool = False
+    """Whether the machine's own facts differ from those of before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +408,9 @@ class Summary:
     kind: ClassVar[str] = "summary"
 
     analysis: dict[str, Any]
-    """`dataclasses.asdict` of a `compare.Analysis`."""
+    """`compare.plain_analysis` of the first comparison's `compare.Analysis`."""
+    further: tuple[dict[str, Any], ...] = field(default=(), metadata=_OPTIONAL)
+    """The same of each further arm, in the header's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,7 +424,7 @@ class End:
     """Lines before this one."""
 
 
-Record = Header | Env | Run | State | Samples | Kernels | Located | Pair | Summary | End
+Record = Header | Env | Run | State | Samples | Kernels | Located | Pair | Resume | Summary | End
 
-_ALL = (Header, Env, Run, State, Samples, Kernels, Located, Pair, Summary, End)
+_ALL = (Header, Env, Run, State, Samples, Kernels, Located, Pair, Resume, Summary, End)
 RECORD_TYPES: dict[str, type[Record]] = {record_type.kind: record_type for record_type in _ALL}

@@ -5,18 +5,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from lucid_profiler.drift import AnalysisWarning
+from lucid_profiler.drift import AnalysisWarning, WarningCode
 from lucid_profiler.metrics import MetricAnalysis
 from lucid_profiler.pairs import pairs_needed
 from lucid_profiler.parity import Parity
 from lucid_profiler.records import Run
 
-__all__ = ["MIN_PAIRS", "CaptureCheck", "Decision", "Verdict", "check_capture", "judge"]
+__all__ = ["MIN_PAIRS", "CaptureCheck", "Comparison", "Decision", "Verdict", "check_capture", "judge"]
 
 MIN_PAIRS = 3
 """Fewer pairs give no verdict: with two, Student's t has a single degree of freedom."""
 
+_TAKE_BACK: tuple[WarningCode, ...] = ("drift_explains", "control_differs")
+"""Warnings that make better and worse inconclusive."""
+
 Decision = Literal["better", "worse", "inconclusive", "withheld", "undecidable", "parity_failed"]
+
+
+Comparison = Literal["same", "different", "control"]
+"""What the other arm is to the base: the same computation in another way, another one, or the base itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +53,8 @@ class Verdict:
     metric: str
     """The primary metric, on which the decision rests."""
     parts: tuple[str, ...] = ()
-    """The parts of the state for which parity was observed; the verdict speaks of no other."""
+    """The parts of the state for which parity was observed; the verdict speaks of no other. None of a `different` arm,
+    of which parity is not asked."""
     pairs_needed: int | None = None
     """When inconclusive: the pairs that would settle it if mean and spread stayed as they are."""
 
@@ -86,6 +94,7 @@ def judge(
     parity: Parity,
     alpha: float,
     warnings: Sequence[AnalysisWarning] = (),
+    kind: Comparison = "same",
 ) -> Verdict:
     """Return the verdict on the primary metric.
 
@@ -99,20 +108,21 @@ def judge(
         capture: By arm; checked if the arms are named native and captured.
         parity: Of the runs.
         alpha: Two-sided rate of false verdicts.
-        warnings: Of the primary metric; one of them, `drift_explains`, takes better and worse back.
+        warnings: Of the primary metric; `drift_explains` and `control_differs` take better and worse back.
+        kind: What the other arm is: of a control nothing is claimed, of a `different` one no parity is asked.
     """
     decision, reason, detail = (
         _check_states(parity)
-        or _check_presence(parity, num_included)
+        or _check_presence(parity, num_included, kind)
         or (_check_arms(capture["native"], capture["captured"]) if capture.keys() == {"native", "captured"} else None)
         or _check_number(metric, num_included)
-        or _check_drift(metric, warnings)
+        or _check_warnings(metric, warnings)
         or _decide(metric)
     )
     needed = None
     effect = metric.effect if metric is not None else None
-    # Pairs that lean to one order would lean to it if there were more of them, too.
-    is_open = decision == "inconclusive" and reason != "drift_explains"
+    # Pairs that lean to one order would lean to it if there were more of them, too; more pairs quieten no machine.
+    is_open = decision == "inconclusive" and reason not in _TAKE_BACK
     if is_open and effect is not None and effect.sd is not None:
         needed = pairs_needed(effect.mean, effect.sd, alpha)
     return Verdict(
@@ -120,7 +130,7 @@ def judge(
         reason=reason,
         detail=detail,
         metric=name,
-        parts=parity.covered,
+        parts=() if kind == "different" else parity.covered,
         pairs_needed=needed,
     )
 
@@ -152,10 +162,12 @@ def _difference_code(parity: Parity) -> str:
     return "states_differ" if parity.num_base_runs > 1 else "base_not_repeated"
 
 
-def _check_presence(parity: Parity, num_included: int) -> _Outcome | None:
+def _check_presence(parity: Parity, num_included: int, kind: Comparison) -> _Outcome | None:
     if not num_included:
         return "withheld", "no_pairs", "no pair is in the statistics"
-    if parity.status == "not_observed":
+    if kind == "control":
+        return "withheld", "control", "the runs are the base's own, so their difference is noise"
+    if parity.status == "not_observed" and kind == "same":
         return "withheld", "parity_not_observed", "no run recorded a digest of its state"
     return None
 
@@ -174,11 +186,12 @@ def _check_arms(native: CaptureCheck, captured: CaptureCheck) -> _Outcome | None
     return None
 
 
-def _check_drift(metric: MetricAnalysis | None, warnings: Sequence[AnalysisWarning]) -> _Outcome | None:
-    found = next((warning for warning in warnings if warning.code == "drift_explains"), None)
-    if found is None or metric is None or metric.change not in {"better", "worse"}:
+def _check_warnings(metric: MetricAnalysis | None, warnings: Sequence[AnalysisWarning]) -> _Outcome | None:
+    found = {warning.code: warning for warning in warnings}
+    code = next((code for code in _TAKE_BACK if code in found), None)
+    if code is None or metric is None or metric.change not in {"better", "worse"}:
         return None
-    return "inconclusive", "drift_explains", found.words
+    return "inconclusive", code, found[code].words
 
 
 def _decide(metric: MetricAnalysis | None) -> _Outcome:

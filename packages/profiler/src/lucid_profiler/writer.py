@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -11,11 +13,21 @@ from lucid_profiler import jsonio
 from lucid_profiler.codec import to_plain
 from lucid_profiler.records import End, Record, Run, State, link
 
-__all__ = ["Writer"]
+__all__ = ["Place", "Writer", "lock"]
 
 _DURABLE = (Run, State, End)
 # What fsync answers for pipes, terminals and some file systems: nothing there can be made durable.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EROFS})
+_OPEN_FILES = Path("/proc/self/fd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How many records stand before a place in a file, the link to the last of them, and their length."""
+
+    seq: int = 0
+    prev: str = ""
+    num_bytes: int = 0
 
 
 class Writer:
@@ -27,24 +39,66 @@ class Writer:
     Args:
         path: The file to create.
         overwrite: Whether to replace an existing file.
+        after: Where an existing file goes on; see `append`.
 
     Raises:
         FileExistsError: If the file exists and is not to be replaced.
+        BlockingIOError: If another process is writing the report; nothing of it is lost.
         OSError: If it cannot be created; it names the path.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False, after: Place | None = None) -> None:
+        place = after or Place()
         self.path = Path(path)
-        self._seq = 0
-        self._prev = ""
-        self._num_bytes = 0
+        self._seq = place.seq
+        self._prev = place.prev
+        self._num_bytes = place.num_bytes
         self._torn = False
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if overwrite else os.O_EXCL)
+        self._fd = self._create(overwrite=overwrite) if after is None else os.open(path, os.O_RDWR | os.O_APPEND)
         try:
-            self._fd = os.open(self.path, flags, 0o644)
+            lock(self._fd)
+            if after is None:
+                self._clear()
+            else:
+                self._go_on()
+        except OSError as error:
+            self.close()
+            raise type(error)(error.errno, error.strerror, str(self.path)) from error
+
+    @classmethod
+    def append(cls, path: str | os.PathLike[str], *, seq: int, prev: str, num_bytes: int) -> "Writer":
+        """Open a report to write on behind some of its records; what stands behind them is cut off.
+
+        Args:
+            path: The file.
+            seq: Records that stay.
+            prev: Link to the last of them.
+            num_bytes: Their length; the line end of the last one is added if the file ends before it.
+
+        Raises:
+            BlockingIOError: If another process is writing the report.
+            OSError: If it cannot be opened or cut; it names the path.
+        """
+        return cls(path, after=Place(seq=seq, prev=prev, num_bytes=num_bytes))
+
+    def _create(self, *, overwrite: bool) -> int:
+        # Without O_TRUNC: until the file is locked, it may be the report of another process.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if overwrite else os.O_EXCL)
+        try:
+            return os.open(self.path, flags, 0o644)
         except FileExistsError as error:
             text = "the report exists already; choose another name or ask for it to be overwritten"
             raise FileExistsError(errno.EEXIST, text, str(self.path)) from error
+
+    def _clear(self) -> None:
+        if _is_file(os.fstat(self._fd)):
+            os.ftruncate(self._fd, 0)
+
+    def _go_on(self) -> None:
+        os.ftruncate(self._fd, self._num_bytes)
+        if os.pread(self._fd, 1, self._num_bytes - 1) != b"\n":
+            self._append(b"\n")
+        self._sync()
 
     @property
     def num_records(self) -> int:
@@ -83,6 +137,22 @@ class Writer:
         if isinstance(record, _DURABLE):
             self._sync()
 
+    def lost(self) -> str | None:
+        """Return what became of the open file where its name no longer leads to it; None where it does.
+
+        What is no file of its own, a pipe say, has no such name.
+        """
+        own = os.fstat(self._fd)
+        if not _is_file(own) or _leads_to(self.path, own):
+            return None
+        with contextlib.suppress(OSError):
+            where = (_OPEN_FILES / str(self._fd)).readlink()
+            if _leads_to(where, own):
+                return f"the report was moved while it was being written; its records are in {where}"
+        if own.st_nlink == 0:
+            return "the report was deleted or replaced while it was being written; its records are lost"
+        return "the report was moved or deleted while it was being written; its records are in no file of this name"
+
     def close(self) -> None:
         """Close the file; more than once is allowed."""
         if self._fd >= 0:
@@ -100,7 +170,7 @@ class Writer:
     def _cut_back(self) -> None:
         self._torn = True
         with contextlib.suppress(OSError):
-            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+            if _is_file(os.fstat(self._fd)):
                 os.ftruncate(self._fd, self._num_bytes)
                 self._torn = False
 
@@ -110,3 +180,35 @@ class Writer:
         except OSError as error:
             if error.errno not in _CANNOT_SYNC:
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+
+def lock(fd: int) -> None:
+    """Keep others from writing in a file until it is closed; where that cannot be done, nothing happens.
+
+    What is no file, a terminal or a pipe, is not locked: several may write there.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+    """
+    if not _is_file(os.fstat(fd)):
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BlockingIOError(error.errno, "another process is writing the report") from error
+    except OSError:
+        return  # the file system has no locks
+
+
+def _is_file(info: os.stat_result) -> bool:
+    return stat.S_ISREG(info.st_mode)
+
+
+def _leads_to(path: Path, info: os.stat_result) -> bool:
+    """Tell whether a path is that of a file; where that cannot be looked up, it is taken to be."""
+    try:
+        return os.path.samestat(path.stat(), info)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True

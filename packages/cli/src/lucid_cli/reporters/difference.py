@@ -1,131 +1,139 @@
 """The comparison of two reports as text: what differs in the circumstances first, then the metrics."""
 
-import math
+import textwrap
+from collections.abc import Sequence
 
-from lucid_cli.reporters.layout import columns, labelled
-from lucid_cli.reporters.sentences import verdict_sentence
-from lucid_cli.reporters.table import environment_words
-from lucid_cli.reporters.words import (
-    abbreviated,
-    amount,
-    counted,
-    interval,
-    metric_name,
-    percent,
-    reason_words,
-    scale,
+from lucid_cli.reporters.difference_words import (
+    Compared,
+    Outcome,
+    added_words,
+    between_words,
+    canary_words,
+    decision_words,
+    identity_words,
+    limit_words,
+    lost_words,
+    parity_words,
+    refusal_words,
+    remarks_of,
+    row_words,
+    tier_word,
+    titles,
+    warnings_of,
 )
-from lucid_profiler.compare import Analysis, Canary, Difference, DiffRow, IdentityDifference, MetricAnalysis
+from lucid_cli.reporters.layout import LABEL_WIDTH, WIDTH, columns, fits, labelled, stacked
+from lucid_cli.reporters.words import amount, interval, level, metric_name, percent, scale
+from lucid_profiler.compare import Difference, DiffRow, IdentityDifference, MetricAnalysis
 from lucid_profiler.reader import Report
 
-__all__ = ["render_difference"]
+NOT_FINITE = frozenset({"nan", "inf", "-inf", "beyond_double"})
+
+__all__ = ["arm_cells", "render_compared", "render_difference"]
 
 
 def render_difference(difference: Difference, a: Report, b: Report) -> str:
-    """Return the whole text, ending in a newline."""
-    blocks = [
-        [
-            *(line for name, report in (("a", a), ("b", b)) for line in labelled(name, _title(report))),
-            *(labelled("remark", "a and b are the same report") if a.header.id == b.header.id else []),
-        ],
-        [line for identity in difference.identities for line in labelled(identity.tier, _identity(identity))],
-        _rows(difference),
-        [
-            *_names("lost", difference.only_in_a),
-            *_names("added", difference.only_in_b),
-            *_canary(difference.canary),
-            *labelled("parity a", _parity(difference.analysis_a)),
-            *labelled("parity b", _parity(difference.analysis_b)),
-        ],
-        labelled("verdict", _verdict(difference)),
-    ]
+    """Return the whole text of one comparison, ending in a newline."""
+    return render_compared([Compared(name="b", a=a, b=b, difference=difference)])
+
+
+def render_compared(outcomes: Sequence[Outcome]) -> str:
+    """Return the whole text of comparisons with the same first report, ending in a newline."""
+    blocks = [_titles(outcomes), *(block for one in outcomes for block in _blocks(one))]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def _title(report: Report) -> str:
-    return (
-        f"{report.path}: {counted(report.header.pairs, 'pair')}, {environment_words(report)}, {report.header.created}"
-    )
-
-
-def _identity(identity: IdentityDifference) -> str:
-    a, b = (
-        " and ".join(abbreviated(str(value)) for value in values) or "not recorded"
-        for values in (identity.a, identity.b)
-    )
-    return f"{identity.key}: {a} in a, {b} in b"
-
-
-def _rows(difference: Difference) -> list[str]:
-    base, other = difference.analysis_a.base, difference.analysis_a.other
-    rows = [["", "", base, other, "paired %", "b against a % [95 %]", ""]]
-    for row in difference.rows:
-        rows += _metric_rows(row, is_judged=difference.decision != "withheld")
-    legend = (
-        f"Medians; paired: median change of {other} against {base} within pairs; b against a: ratio of the reports' "
-        "mean paired ratios, as a change, with Welch's interval."
-    )
-    return [*columns(rows), "", *labelled("", legend)]
-
-
-def _metric_rows(row: DiffRow, *, is_judged: bool) -> list[list[str]]:
-    first, second = (_medians(name, metric) for name, metric in (("a", row.a), ("b", row.b)))
-    welch = row.difference
-    between = "-" if welch is None else f"{percent(welch.difference)} {interval(welch.low, welch.high)}"
-    word = row.change.replace("_", " ") if is_judged else ""
-    return [[metric_name(row.metric), *first, between, word], ["", *second, "", ""]]
-
-
-def _medians(name: str, metric: MetricAnalysis) -> list[str]:
+def arm_cells(metric: MetricAnalysis, *, is_hidden: bool) -> list[str]:
+    """Return both arms' medians with their ranges, and the paired change with its interval; hidden arms as dashes."""
     # In the scale in which the report by itself is shown.
-    scaled = scale(metric.unit, metric.base.median or metric.other.median)
+    scaled = _scale(metric)
+    arms = []
+    for arm in (metric.base, metric.other):
+        median = f"{amount(arm.median, scaled)} {scaled[1]}".rstrip()
+        spread = f" ({amount(arm.min, scaled)}-{amount(arm.max, scaled)})" if arm.min != arm.max else ""
+        unknown = "not finite" if metric.effect_reason == "no_value" and NOT_FINITE & metric.reasons.keys() else None
+        arms.append("-" if is_hidden else unknown or median + spread)
+    effect = metric.effect
+    paired = percent(effect.median if effect else None)
+    return [*arms, f"{paired} {interval(effect.t_low, effect.t_high)}" if effect and effect.n > 1 else paired]
+
+
+def _scale(metric: MetricAnalysis) -> tuple[float, str, int]:
+    values = (metric.base.median, metric.other.median)
+    if metric.unit == "1" and metric.exact and all(value is not None and value % 1 == 0 for value in values):
+        return 1.0, "", 0
+    return scale(metric.unit, values[0] or values[1])
+
+
+def _titles(outcomes: Sequence[Outcome]) -> list[str]:
     return [
-        name,
-        *(f"{amount(arm.median, scaled)} {scaled[1]}".rstrip() for arm in (metric.base, metric.other)),
-        percent(metric.effect.median if metric.effect else None),
+        *(line for name, words in titles(outcomes).items() for line in labelled(name, words)),
+        *(line for text in remarks_of(outcomes) for line in labelled("remark", text)),
     ]
 
 
-def _names(label: str, names: tuple[str, ...]) -> list[str]:
-    return labelled(label, ", ".join(map(metric_name, names))) if names else []
+def _blocks(compared: Outcome) -> list[list[str]]:
+    if not isinstance(compared, Compared):
+        return [
+            _identities(compared.refusal.identities, compared.name),
+            _limits(compared),
+            labelled("refused", refusal_words(compared)),
+        ]
+    difference = compared.difference
+    words = canary_words(compared)
+    return [
+        _identities(difference.identities, compared.name),
+        _rows(compared),
+        [
+            *_if_any("lost", lost_words(difference)),
+            *_if_any("added", added_words(difference)),
+            *(labelled("canary", words) if words else []),
+            *labelled("parity a", parity_words(difference.analysis_a)),
+            *labelled(f"parity {compared.name[:2].strip()}", parity_words(difference.analysis_b)),
+        ],
+        [line for text in warnings_of(compared) for line in labelled("warning", text)],
+        _limits(compared),
+        labelled("verdict", decision_words(compared)),
+    ]
 
 
-def _canary(canary: Canary | None) -> list[str]:
-    if canary is None:
-        return []
-    welch = canary.interval
-    between = f"{percent(welch.difference)} % {interval(welch.low, welch.high)}"
-    if canary.is_quiet:
-        text = f"base arm, b against a: {between} of {canary.metric}"
-    elif canary.is_certain:
-        text = f"the base arms differ by {between} of {canary.metric}, so absolute values do not compare"
-    else:
-        text = (
-            f"the base arms cannot be told apart within {interval(welch.low, welch.high)} % of {canary.metric}, "
-            f"b against a {percent(welch.difference)} %"
-        )
-    return labelled("canary", text)
+def _identities(identities: Sequence[IdentityDifference], name: str) -> list[str]:
+    return [line for one in identities for line in labelled(tier_word(one), identity_words(one, name))]
 
 
-def _parity(analysis: Analysis) -> str:
-    parity = analysis.parity
-    text = f"{parity.status.replace('_', ' ')}: {', '.join(parity.covered) or 'no part'}"
-    return text + (f"; {parity.difference.text}" if parity.difference else "")
+def _limits(outcome: Outcome) -> list[str]:
+    return [line for result, words in limit_words(outcome) for line in labelled(result.gate.kind, words)]
 
 
-def _verdict(difference: Difference) -> str:
-    row = next((row for row in difference.rows if row.metric == difference.analysis_a.verdict.metric), None)
-    welch = row.difference if row else None
-    if difference.decision == "withheld" or welch is None:
-        return "; ".join(
-            [
-                "no verdict on the difference",
-                f"a: {verdict_sentence(difference.analysis_a)}",
-                f"b: {verdict_sentence(difference.analysis_b)}",
-            ]
-        )
-    between = f"{percent(welch.difference)} %, 95 % interval {interval(welch.low, welch.high)} %"
-    if difference.decision == "inconclusive":
-        same = "the effects are equal" if math.isclose(welch.low, welch.high) else reason_words(difference.reason)
-        return f"inconclusive: b against a {between}: {same}"
-    return f"b is {difference.decision} than a: {between}"
+def _rows(compared: Compared) -> list[str]:
+    difference = compared.difference
+    base, other = difference.analysis_a.base, difference.analysis_a.other
+    rows = [*difference.rows, *difference.counters]
+    cells = [["", base, other, f"paired % [{level(difference.alpha)}]"]]
+    for row in rows:
+        for name, metric in (("a", row.a), (compared.name, row.b)):
+            cells.append([f"  {name}", *arm_cells(metric, is_hidden=_is_hidden(row, difference))])
+    head, *lines = columns(cells) if fits(cells) else [""]
+    shown = [head] if head else []
+    for index, row in enumerate(rows):
+        both = slice(2 * index, 2 * index + 2)
+        below = lines[both] if head else stacked([cells[0], *cells[1:][both]])
+        shown += [*_headline(row, compared.name), *below]
+    legend = (
+        f"Medians (smallest-largest run); paired: median change of {other} against {base} within pairs, with "
+        f"Student's interval for the mean; {compared.name} against a: ratio of the reports' mean paired ratios, as a "
+        "change, with Welch's interval."
+    )
+    return [*shown, "", *labelled("", legend)]
+
+
+def _is_hidden(row: DiffRow, difference: Difference) -> bool:
+    return difference.hides_absolute and row not in difference.counters
+
+
+def _headline(row: DiffRow, name: str) -> list[str]:
+    text = f"{metric_name(row.metric)}: {name} against a {between_words(row)}: {row_words(row)}"
+    return textwrap.wrap(text, WIDTH, subsequent_indent=" " * LABEL_WIDTH, break_on_hyphens=False)
+
+
+def _if_any(label: str, names: str) -> list[str]:
+    return labelled(label, names) if names else []

@@ -6,28 +6,67 @@ from collections.abc import Sequence
 WIDTH = 100
 LABEL_WIDTH = 10
 
-__all__ = ["LABEL_WIDTH", "WIDTH", "columns", "labelled"]
+__all__ = ["LABEL_WIDTH", "WIDTH", "columns", "fits", "labelled", "stacked"]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Align the cells of rows in columns, two spaces apart, or one where the line would be too long.
 
-    Lines that are still too long are cut.
+    Nothing is cut: where lines would still be too long, the rows are stacked.
     """
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    widths = _widths(rows)
     gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
-    lines = [gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [_cut(line) for line in lines]
+    if not fits(rows):
+        return stacked(rows)
+    return [gap.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def fits(rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether columns, at least one space apart, have room in a line."""
+    widths = _widths(rows)
+    return sum(widths) + len(widths) - 1 <= WIDTH
+
+
+def stacked(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return each row below its first cell, a line a further cell that is not empty, after the head of its column."""
+    heads = list(rows[0])
+    width = min(max(map(len, heads)), WIDTH // 2)
+    lines = []
+    for label, *cells in rows[1:] or rows:
+        lines += _wrapped(label, "") if label else []
+        for head, cell in zip(heads[1:], cells, strict=True):
+            if not cell:
+                continue
+            if len(head) > width:
+                lines += _wrapped(head, "  ")
+            lines += _wrapped(f"{head if len(head) <= width else '':<{width}}  {cell}", "  ", width + 4)
+    return lines
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+
+
+def _wrapped(text: str, indent: str, rest: int = 2) -> list[str]:
+    """Break a line at its spaces, and within a word only where that is longer than a line."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=" " * rest,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+        replace_whitespace=False,
+        expand_tabs=False,
+    )
 
 
 def labelled(label: str, text: str) -> list[str]:
     """Return a paragraph whose first line begins with a label."""
     indent = " " * LABEL_WIDTH
+    if len(label) >= LABEL_WIDTH:
+        return _wrapped(f"{label}  {text}".replace("\n", " "), "", LABEL_WIDTH)
     lines = textwrap.wrap(
         text.replace("\n", " "), WIDTH - LABEL_WIDTH, break_long_words=True, break_on_hyphens=False
     ) or [""]
     return [f"{label:<{LABEL_WIDTH}}{lines[0]}".rstrip(), *(indent + line for line in lines[1:])]
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"

@@ -15,7 +15,7 @@ __all__ = ["MAX_PHASES", "render_phases"]
 
 def render_phases(report: Report, analysis: Analysis) -> list[str]:
     """Return a table of the runs in the statistics, no line if they marked nothing; of many phases the longest."""
-    pairs = included_pairs(report)
+    pairs = included_pairs(report, analysis.other or None)
     arms = [{phase.name: phase for phase in phase_times([pair[side] for pair in pairs])} for side in (0, 1)]
     names = [name for name in dict.fromkeys(name for arm in arms for name in arm) if _is_shown(arms, name)]
     if not names:

@@ -1,31 +1,30 @@
-"""One report as text: a row a metric, then steps, parity, captures, what went wrong, and the verdict."""
+"""One report as text: a row a metric, then steps, parity, captures, what went wrong, and the verdict.
+
+Of several comparisons the first has everything; what concerns the whole report is not said again in the others.
+"""
 
 import shlex
 from collections import Counter
 from collections.abc import Iterable
 
 from lucid_cli.reporters.kernels import render_kernels
-from lucid_cli.reporters.layout import columns, labelled
+from lucid_cli.reporters.layout import labelled
+from lucid_cli.reporters.metrics import render_metrics
 from lucid_cli.reporters.monitoring import render_memory, render_monitoring
 from lucid_cli.reporters.phases import render_phases
 from lucid_cli.reporters.sentences import verdict_sentence, warning_sentence
-from lucid_cli.reporters.words import (
-    METRIC_NAMES,
-    abbreviated,
-    amount,
-    counted,
-    interval,
-    metric_name,
-    percent,
-    reason_words,
-    run_words,
-    scale,
-    value_words,
+from lucid_cli.reporters.words import abbreviated, counted, counted_reasons, run_words, value_words
+from lucid_profiler.compare import (
+    Analysis,
+    Block,
+    CaptureCheck,
+    analyze_all,
+    blocks,
+    planned_slots,
+    unpaired_runs,
 )
-from lucid_profiler.compare import Analysis, CaptureCheck, MetricAnalysis
-from lucid_profiler.pairs import PairedEffect
 from lucid_profiler.reader import Report
-from lucid_profiler.records import Run
+from lucid_profiler.records import Pair, Run
 
 _MAX_NOTES = 12
 _MAX_VALUES = 40
@@ -38,10 +37,15 @@ __all__ = ["environment_words", "render_report"]
 
 
 def render_report(report: Report, analysis: Analysis) -> str:
-    """Return the whole text, ending in a newline."""
-    blocks = [
+    """Return the whole text, ending in a newline.
+
+    Args:
+        report: The report.
+        analysis: Of its first two arms; the comparisons of further arms are made here.
+    """
+    parts = [
         _head(report, analysis),
-        _metrics(report, analysis),
+        render_metrics(report, analysis),
         render_phases(report, analysis),
         [
             *_steps(report),
@@ -49,31 +53,87 @@ def render_report(report: Report, analysis: Analysis) -> str:
             *(line for located in report.located for line in labelled("located", located.text)),
             *_captures(report, analysis),
             *render_monitoring(report),
-            *_exceptions(report, analysis),
+            *_exceptions(report),
+            *_exceptional_pairs(report, analysis),
+            *_notes(report.runs),
         ],
         render_memory(report),
         render_kernels(report),
-        [line for one in analysis.warnings for line in labelled("warning", warning_sentence(one, analysis))],
-        labelled("verdict", verdict_sentence(analysis)),
+        *_ending(report, analysis),
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    for further in analyze_all(report)[1:]:
+        parts += _further(report, further)
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _further(report: Report, analysis: Analysis) -> list[list[str]]:
+    """Return what belongs to one more comparison alone; of a control, which claims nothing, its noise floor."""
+    exceptions = _exceptional_pairs(report, analysis)
+    if analysis.is_control:
+        return [exceptions, *_ending(report, analysis)]
+    return [
+        labelled("compared", f"{analysis.other} with {analysis.base}: {_pairs(report, analysis)}"),
+        render_metrics(report, analysis),
+        render_phases(report, analysis),
+        [*_parity(report, analysis), *_captures(report, analysis, analysis.other), *exceptions],
+        *_ending(report, analysis),
+    ]
+
+
+def _ending(report: Report, analysis: Analysis) -> list[list[str]]:
+    label = "control" if analysis.is_control else "verdict"
+    return [
+        [line for one in analysis.warnings for line in labelled("warning", warning_sentence(one, analysis))],
+        labelled(label, verdict_sentence(analysis, alpha=report.header.alpha)),
+    ]
 
 
 def _head(report: Report, analysis: Analysis) -> list[str]:
     header = report.header
-    arms = " and ".join(arm.name for arm in header.arms)
-    num_measured = analysis.num_pairs - analysis.num_discarded
-    pairs = f"{num_measured} of {counted(header.pairs, 'pair')} of {arms} runs, {analysis.num_discarded} discarded"
-    if analysis.num_included < num_measured:
-        pairs += f", {analysis.num_included} in the statistics"
     when = header.created[:16].replace("T", " ")
+    order = header.order if header.seed is None else f"{header.order} (seed {header.seed})"
+    cool_down = f", {header.cool_down_s:g} s between runs" if header.cool_down_s else ""
     return [
         *labelled("command", abbreviated(shlex.join(header.command))),
-        *labelled("pairs", f"{pairs}; order {header.order}, {when} UTC"),
+        *labelled("pairs", f"{_pairs(report, analysis)}; order {order}{cool_down}, {when} UTC"),
+        *_blocks(report),
         *labelled("where", environment_words(report)),
         *_values(report, "settings", SETTINGS_PART, is_flat=True),
         *_values(report, "metrics", METRICS_PART),
     ]
+
+
+def _pairs(report: Report, analysis: Analysis) -> str:
+    """Count the pairs of a comparison: measured of planned ones, discarded ones, and those in the statistics."""
+    num_measured = analysis.num_pairs - analysis.num_discarded
+    arms = f"{analysis.base} and {analysis.other}" if analysis.other else analysis.base
+    pairs = f"{num_measured} of {counted(report.header.pairs, 'pair')} of {arms} runs"
+    left = f", {analysis.num_included} in the statistics" if analysis.num_included < num_measured else ""
+    return f"{pairs}, {analysis.num_discarded} discarded{left}"
+
+
+def _blocks(report: Report) -> list[str]:
+    """Say which runs were measured without a break, and what a break has left."""
+    if not report.resumes:
+        return []
+    found = blocks(report)
+    lines = labelled("blocks", f"{len(found)}: {', '.join(map(_block, found))}")
+    num = len(unpaired_runs(report))
+    cut_off = f"{counted(num, 'run')} of pairs that were cut off, in no statistic"
+    return lines + (labelled("", cut_off) if num else [])
+
+
+def _block(block: Block) -> str:
+    numbers = [run.run for run in block.runs]
+    runs = (
+        "no run" if not numbers else f"runs {min(numbers)}-{max(numbers)}" if len(numbers) > 1 else f"run {numbers[0]}"
+    )
+    resume = block.resume
+    if resume is None:
+        return runs
+    where = "" if resume.same_devices else " on another GPU of the same model"
+    changed = ", the machine changed" if resume.host_changed else ""
+    return f"{runs} (resumed {resume.created[:16].replace('T', ' ')} UTC{where}{changed})"
 
 
 def _values(report: Report, label: str, part: str, *, is_flat: bool = False) -> list[str]:
@@ -100,84 +160,6 @@ def environment_words(report: Report) -> str:
     return ", ".join(names) or "not recorded"
 
 
-def _metrics(report: Report, analysis: Analysis) -> list[str]:
-    names = sorted(analysis.metrics, key=lambda name: (*METRIC_NAMES, name).index(name))
-    known = [name for name in names if analysis.metrics[name].base.n]
-    lines = []
-    if known:
-        rows = [["", analysis.base, analysis.other, "ratio", "paired %", "range %", "95 % t %"]]
-        for name in known:
-            label = _wall_label(report) if name == "wall" else metric_name(name)
-            rows += _metric_rows(label, analysis.metrics[name])
-        lines += [*columns(rows), *_legend(report, analysis, known)]
-    return [*lines, *_unknown(analysis, [name for name in names if name not in known])]
-
-
-def _wall_label(report: Report) -> str:
-    sources = sorted({run.wall.source for run in report.runs if run.wall is not None})
-    return f"wall ({'/'.join(sources)})"
-
-
-def _metric_rows(label: str, metric: MetricAnalysis) -> list[list[str]]:
-    scaled = scale(metric.unit, metric.base.median or metric.other.median)
-    effect = metric.effect
-    arms = (metric.base, metric.other)
-    ratio = metric.ratio_of_medians
-    rows = [
-        [
-            label,
-            *(f"{amount(arm.median, scaled)} {scaled[1]}".rstrip() for arm in arms),
-            "-" if ratio is None else f"{ratio:.4f}" if ratio < 100 else f"{ratio:.3g}",
-            percent(effect.median if effect else None),
-            _range(effect) if effect else reason_words(metric.effect_reason or "-"),
-            interval(effect.t_low, effect.t_high) if effect else "-",
-        ],
-    ]
-    if max(arm.n for arm in arms) > 1:
-        rows.append(["", *(f"{amount(arm.min, scaled)}-{amount(arm.max, scaled)}" for arm in arms), "", "", "", ""])
-    return rows
-
-
-def _range(effect: PairedEffect) -> str:
-    """Return the smallest and largest pair; one pair alone spans nothing."""
-    return interval(effect.low, effect.high) if effect.n > 1 else "-"
-
-
-def _legend(report: Report, analysis: Analysis, known: list[str]) -> list[str]:
-    num = analysis.num_included
-    if not num:
-        return []
-    change = f"change of {analysis.other} against {analysis.base}"
-    if num == 1:
-        text = f"The values of 1 pair. paired: {change}."
-    else:
-        text = (
-            f"Medians, with smallest-largest below. paired: median {change} within {num} pairs; range: smallest and "
-            f"largest pair, which hold the true median with {100 * (1 - 2.0 ** (1 - num)):.4g} %; t: interval of the "
-            "mean change."
-        )
-    if "peak_rss" in known and any(run.agent.num_processes > 1 for run in report.runs):
-        text += f" {metric_name('peak_rss')}: of the largest single process."
-    missing = [
-        f"{metric_name(name)}: {analysis.metrics[name].num_missing} of {counted(num, 'pair')} without a value "
-        f"({_counted(analysis.metrics[name].reasons)}), so its range covers less."
-        for name in known
-        if analysis.metrics[name].num_missing
-    ]
-    return ["", *labelled("", " ".join([text, *missing]))]
-
-
-def _unknown(analysis: Analysis, names: list[str]) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for name in names:
-        by_reason.setdefault(", ".join(map(reason_words, analysis.metrics[name].reasons)), []).append(metric_name(name))
-    return [
-        line
-        for reason, unknown in by_reason.items()
-        for line in labelled("unknown", f"{', '.join(unknown)}: {reason or 'no value'}")
-    ]
-
-
 def _steps(report: Report) -> list[str]:
     counts = {
         arm.name: [run.agent.num_steps for run in report.runs if run.arm == arm.name] for arm in report.header.arms
@@ -195,9 +177,11 @@ def _parity(report: Report, analysis: Analysis) -> list[str]:
     parity = analysis.parity
     if parity.status == "not_observed":
         return labelled("parity", "not observed: no run left a digest of its state")
-    compared = [pair for pair in report.pairs if pair.parity.status != "not_observed"]
+    compared = [pair for pair in _pairs_of(report, analysis) if pair.parity.status != "not_observed"]
     num_equal = sum(pair.parity.status == "equal" for pair in compared)
     pairs = f"{num_equal} of {counted(len(compared), 'pair')} equal"
+    if analysis.is_different:
+        pairs = f"not asked of {analysis.other}, which computes something else"
     lines = labelled("parity", f"{pairs}, {_base_runs(analysis)}: {', '.join(parity.covered)}")
     if parity.difference is not None:
         lines += labelled("", f"first difference: {parity.difference.text}")
@@ -216,10 +200,12 @@ def _base_runs(analysis: Analysis) -> str:
     return f"{analysis.base} runs agree among themselves"
 
 
-def _captures(report: Report, analysis: Analysis) -> list[str]:
+def _captures(report: Report, analysis: Analysis, *arms: str) -> list[str]:
+    """Say what the optimizers of the arms report, of both where none is named."""
     return [
         line
         for arm, check in analysis.capture.items()
+        if arm in (arms or (analysis.base, analysis.other))
         for line in labelled(arm, _capture(check) + _overridden([run for run in report.runs if run.arm == arm]))
     ]
 
@@ -235,25 +221,42 @@ def _capture(check: CaptureCheck) -> str:
     replays = f"{counted(check.replays, 'replay')} of {counted(check.recordings, 'recording')}"
     runs = counted(check.num_runs, "run")
     return f"{replays if check.replays else 'no replays'} in {runs}" + (
-        f"; native: {_counted(check.reasons)}" if check.reasons else ""
+        f"; native: {counted_reasons(check.reasons)}" if check.reasons else ""
     )
 
 
-def _counted(reasons: dict[str, int]) -> str:
-    return ", ".join(f"{reason_words(reason)} ({count})" for reason, count in reasons.items())
-
-
-def _exceptions(report: Report, analysis: Analysis) -> list[str]:
+def _exceptions(report: Report) -> list[str]:
+    """Name what went wrong with runs, whatever their arm."""
     lines = []
     if report.end is None or report.end.status != "complete":
         status = report.end.status if report.end else "without an end"
-        lines += labelled("status", f"{status}, after {len(report.runs)} of {counted(len(report.header.slots), 'run')}")
+        num_planned = len(planned_slots(report))
+        lines += labelled("status", f"{status}, after {len(report.runs)} of {counted(num_planned, 'run')}")
     for run in report.runs:
         if run.status != "ok":
             lines += labelled("failed", f"run {run.run} (pair {run.pair}, {run.arm}): {run_words(run)}")
+    return lines
+
+
+def _exceptional_pairs(report: Report, analysis: Analysis) -> list[str]:
+    """Name the pairs that are left out, and those that something bent and no rule leaves out."""
+    lines = []
     for pair in analysis.excluded:
         lines += labelled("left out", f"pair {pair.pair}: {', '.join(pair.reasons)}")
-    return lines + _notes(report.runs)
+    for flagged in _pairs_of(report, analysis):
+        if flagged.included and flagged.flags:
+            lines += labelled("bent", f"pair {flagged.pair}: {', '.join(flagged.flags)}; it stays in the statistics")
+    return lines
+
+
+def _pairs_of(report: Report, analysis: Analysis) -> list[Pair]:
+    runs = {run.run: run.arm for run in report.runs}
+    arms = (analysis.base, analysis.other)
+    return [
+        pair
+        for pair in report.pairs
+        if all(runs.get(run, arm) == arm for run, arm in zip(pair.runs, arms, strict=True))
+    ]
 
 
 def _notes(runs: Iterable[Run]) -> list[str]:

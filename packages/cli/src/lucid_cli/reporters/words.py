@@ -1,6 +1,7 @@
 """Codes, numbers and units in words, for every text that a person reads."""
 
 import math
+from collections.abc import Mapping
 
 from lucid_profiler.monitor.readings import REASONS as MONITOR_REASONS
 from lucid_profiler.records import Run
@@ -14,7 +15,9 @@ __all__ = [
     "amount",
     "change",
     "counted",
+    "counted_reasons",
     "interval",
+    "level",
     "metric_name",
     "percent",
     "reason_words",
@@ -152,10 +155,20 @@ def interval(low: float | None, high: float | None) -> str:
     return "-" if low is None or high is None else f"[{percent(low)}, {percent(high)}]"
 
 
+def level(alpha: float) -> str:
+    """Return how often intervals of a rate of false verdicts hold the true value, in percent."""
+    return f"{100 * (1 - alpha):g} %"
+
+
 def reason_words(reason: str) -> str:
     """Return a reason code in words."""
     words = _REASONS.get(reason) or MONITOR_REASONS.get(reason)
     return words or (reason.replace("_", " ") if reason.islower() else reason)
+
+
+def counted_reasons(reasons: Mapping[str, int]) -> str:
+    """Return reason codes in words, each with its count."""
+    return ", ".join(f"{reason_words(reason)} ({count})" for reason, count in reasons.items())
 
 
 def value_words(value: str) -> str:

@@ -1,0 +1,43 @@
+"""Data-parallel training of a small net; torchrun starts the ranks, and lucid measures them all as one run.
+
+`lucid profile run --pairs 2 -- torchrun --nproc-per-node 2 examples/two_ranks.py` runs on processors: the ranks
+exchange their gradients through gloo.
+"""
+
+import argparse
+
+import torch
+from torch import distributed, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from lucid_optim import MuSGD
+
+
+def main() -> None:
+    """Train on this rank's share of the data and print its loss now and then."""
+    parser = argparse.ArgumentParser(description="Train a small net on several ranks.")
+    parser.add_argument("--steps", type=int, default=40)
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    torch.manual_seed(0)  # the same net on each rank
+    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2))
+    model = DistributedDataParallel(net)
+    optimizer = MuSGD(net.parameters(), lr=0.02)
+    generator = torch.Generator().manual_seed(1 + rank)  # other data on each rank
+    for step in range(1, options.steps + 1):
+        inputs = torch.randn(64, 32, generator=generator)
+        loss = functional.cross_entropy(model(inputs), (inputs.sum(dim=1) > 0).long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 0:
+            print(f"rank {rank}, step {step}: loss {loss.item():.3f}", flush=True)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

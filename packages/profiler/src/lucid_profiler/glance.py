@@ -1,0 +1,197 @@
+"""What a run shows of itself while it goes on: its newest step and its GPU memory, from the ends of its files.
+
+Nobody is asked and nothing is locked: a look opens two files, reads a few KiB that the page cache holds, and writes
+nothing, so that neither the run nor its monitor notices. What is not known is None.
+"""
+
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lucid_profiler import jsonio
+from lucid_profiler.monitor.records import Event, Header, Record, Sample, from_fields
+from lucid_profiler.ring import _HEADER, _SEQUENCE, _SLOTS_OFFSET, _STEPS, MAGIC
+
+_SLOT = _STEPS.slot
+_NUM_RECORDS = 16  # that are looked at: more than a program has optimizers that take turns
+_MAX_READ_BYTES = 64 << 10  # of the monitor's log at one look, some ten seconds of a GPU
+_TELLING = (b'"process_memory_bytes":', b'"devices":')
+_STALE_NS = 5_000_000_000
+
+__all__ = ["Glance", "Glancer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """One look at a run.
+
+    Attributes:
+        step: number of the newest step of its first optimizer, from 1.
+        step_ns: from the begin of the step before to the begin of that one.
+        memory_bytes: GPU memory of the run; of several devices, on the one where it has most.
+        used_bytes: memory of its only device that anybody uses, where the driver does not tell whose it is.
+    """
+
+    step: int | None = None
+    step_ns: int | None = None
+    memory_bytes: int | None = None
+    used_bytes: int | None = None
+
+
+class Glancer:
+    """Looks at a run that goes on.
+
+    Args:
+        run_dir: directory in which its agents and its monitor write.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._steps: _StepsEnd | None = None
+        self._log = _LogEnd(run_dir / "monitor.jsonl")
+
+    def look(self) -> Glance:
+        """Return what is known now; what cannot be read is None."""
+        step = step_ns = None
+        with suppress(OSError, ValueError, struct.error):
+            # Of several processes, the ranks of a job, one speaks for all: they take their steps together.
+            path = None if self._steps else min(self._run_dir.glob("steps-*.ring"), default=None)
+            if path is not None:
+                self._steps = _StepsEnd(path)
+            if self._steps is not None:
+                step, step_ns = self._steps.newest()
+        with suppress(OSError):
+            self._log.read_on()
+        own, used = self._log.memory_bytes(time.monotonic_ns())
+        return Glance(step=step, step_ns=step_ns, memory_bytes=own, used_bytes=used)
+
+
+class _StepsEnd:
+    """Finds the newest records of a ring of steps without reading the others.
+
+    The record with number n lies in slot n - 1 modulo the capacity, so a slot tells whether a number has been written
+    yet, and doubling and halving finds the last one. A record that changes while it is read shows a number for one look
+    that is wrong or missing; the writer is never waited for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_written = 0
+
+    def newest(self) -> tuple[int | None, int | None]:
+        """Return the number of the newest step of the first optimizer, and the time since the begin of its last one."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            magic, slot_bytes, capacity, _ = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
+            if magic != MAGIC or slot_bytes != _SLOT.size or not capacity:
+                return None, None
+            self._num_written = _last_written(fd, capacity, self._num_written)
+            return _newest_step(list(_records(fd, capacity, self._num_written)))
+        finally:
+            os.close(fd)
+
+
+def _last_written(fd: int, capacity: int, known: int) -> int:
+    """Return the highest number of a record, at least `known`."""
+    stride = 1
+    while _is_written(fd, capacity, known + stride):
+        known += stride
+        stride *= 2
+    while stride > 1:
+        stride //= 2
+        if _is_written(fd, capacity, known + stride):
+            known += stride
+    return known
+
+
+def _is_written(fd: int, capacity: int, number: int) -> bool:
+    offset = _SLOTS_OFFSET + _SLOT.size * ((number - 1) % capacity + 1) - _SEQUENCE.size
+    sequence: int = _SEQUENCE.unpack(os.pread(fd, _SEQUENCE.size, offset))[0]
+    return sequence >= number
+
+
+def _records(fd: int, capacity: int, last: int) -> Iterator[tuple[int, int, int]]:
+    """Yield optimizer, step and begin of the last records, oldest first, as far as they lie next to each other."""
+    index = (last - 1) % capacity
+    num = min(last, _NUM_RECORDS, index + 1)
+    data = os.pread(fd, _SLOT.size * num, _SLOTS_OFFSET + _SLOT.size * (index - num + 1))
+    for number, slot in enumerate(_SLOT.iter_unpack(data), start=last - num + 1):
+        begin_ns, _, optimizer, step, sequence = slot
+        if sequence == number and begin_ns > 0:
+            yield optimizer, step, begin_ns
+
+
+def _newest_step(records: list[tuple[int, int, int]]) -> tuple[int | None, int | None]:
+    first = min((optimizer for optimizer, _, _ in records), default=None)
+    own = [(step, begin_ns) for optimizer, step, begin_ns in records if optimizer == first]
+    if not own:
+        return None, None
+    step_ns = own[-1][1] - own[-2][1] if len(own) > 1 else 0
+    return own[-1][0], step_ns if step_ns > 0 else None
+
+
+class _LogEnd:
+    """Follows a monitor's log: each look reads the lines that came since the one before."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._devices: tuple[str, ...] = ()  # that the run may use
+        self._own: dict[str, tuple[int, int | None]] = {}  # by device: when, and how much of it is the run's
+        self._used: dict[str, tuple[int, int | None]] = {}
+
+    def read_on(self) -> None:
+        """Take in what is new.
+
+        Raises:
+            OSError: the log cannot be read.
+        """
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            if size < self._offset:
+                self._offset = 0  # it was set aside, and another one begun
+            begin = max(self._offset, size - _MAX_READ_BYTES)
+            data = os.pread(fd, size - begin, begin)
+        finally:
+            os.close(fd)
+        lines = data.split(b"\n")
+        self._offset = begin + len(data) - len(lines.pop())  # the last one may still be written
+        for line in lines:
+            # The run's memory is in every tenth sample; of what all samples have, the newest will do.
+            if line is lines[-1] or any(name in line for name in _TELLING):
+                with suppress(ValueError):  # where it was not read from its begin
+                    self._take(from_fields(jsonio.loads(line)))
+
+    def memory_bytes(self, now_ns: int) -> tuple[int | None, int | None]:
+        """Return the memory of the run, or if that is not known the used memory of its only device."""
+        own = [_fresh(self._own.get(uuid), now_ns) for uuid in self._devices]
+        known = [value for value in own if value is not None]
+        if known:
+            return max(known), None
+        return None, _fresh(self._used.get(self._devices[0]), now_ns) if len(self._devices) == 1 else None
+
+    def _take(self, record: Record | None) -> None:
+        if isinstance(record, Header):
+            self._find_devices(record.devices)
+        elif isinstance(record, Event) and record.name == "devices":
+            self._find_devices(record.data.get("devices") or ())
+        elif isinstance(record, Sample):
+            for uuid, values in record.gpus.items():
+                for field, found in (("process_memory_bytes", self._own), ("memory_used_bytes", self._used)):
+                    if field in values:
+                        value = values[field]
+                        found[uuid] = (record.mono_ns, None if value is None else int(value))
+
+    def _find_devices(self, devices: "tuple[Mapping[str, Any], ...] | list[Mapping[str, Any]]") -> None:
+        self._devices = tuple(str(device["uuid"]) for device in devices if device.get("is_target", True))
+
+
+def _fresh(reading: tuple[int, int | None] | None, now_ns: int) -> int | None:
+    """Return a reading unless it is old: a monitor that died says nothing of now."""
+    return reading[1] if reading is not None and now_ns - reading[0] <= _STALE_NS else None
