@@ -185,6 +185,21 @@ def test_a_counter_has_one_series(tmp_path: Path, good: bytes) -> None:
     assert {len(sets) for sets in series.values()} == {1}
 
 
+def test_names_stand_in_the_trace_as_they_are_shown(run: Run) -> None:
+    """Perfetto shows escapes in the names of counters as they stand."""
+    _, out, _ = run("good.jsonl", "--to", "chrome-trace")
+    assert "°C".encode() in out
+    assert b"\\u" not in out
+
+
+def test_what_utf_8_cannot_hold_is_escaped(tmp_path: Path, good: bytes) -> None:
+    """A command may hold bytes that are no text."""
+    records = [jsonio.loads(line) for line in good.splitlines()[:3]]
+    records[2]["phases"] = [{"name": "a\udcffb", "begin_ns": 10, "end_ns": 1000}]
+    found, _ = _trace_of(records, tmp_path / "a.jsonl")
+    assert "a\udcffb" in [event["name"] for event in _events(found, "X")]
+
+
 def test_the_table_has_a_row_for_every_number(run: Run, good: bytes) -> None:
     """Whatever was sampled, measured or marked is there once, with all of its digits; what is not known is empty."""
     code, out, err = run("good.jsonl", "--to", "csv")

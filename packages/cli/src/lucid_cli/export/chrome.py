@@ -252,5 +252,17 @@ def _metadata(kind: str, pid: int, tid: int, args: dict[str, Any]) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """Return a value as JSON in ASCII: lone surrogates, which a command may hold, are escaped."""
-    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+    """Return a value as JSON: as it is, since Perfetto shows escapes in names of counters as they stand.
+
+    Only what UTF-8 cannot hold is escaped, lone surrogates, which a command may have.
+    """
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    return text if _is_utf8(text) else json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
