@@ -1,7 +1,10 @@
+import gc
 from pathlib import Path
 
+import click
 import pytest
 
+from lucid_cli.app import cli
 from lucid_cli.command import CannotStartError, cannot_start, resolve_program
 
 
@@ -56,3 +59,14 @@ def test_the_systems_refusal_keeps_its_words(error: OSError, exit_code: int) -> 
     refused = cannot_start("tool", error)
     assert str(refused) == f"tool: {error.strerror}"
     assert refused.exit_code == exit_code
+
+
+def test_a_command_that_was_found_has_garbage_collected() -> None:
+    """The collector rests while modules are imported, and no longer."""
+    gc.disable()
+    try:
+        assert cli.get_command(click.Context(cli), "doctor") is not None
+        assert gc.isenabled()
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -1,5 +1,6 @@
 """The `lucid` command; importing this package loads nothing else, so that Ctrl-C is quiet from the beginning."""
 
+import gc
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Wherever it comes, also while modules are imported. A command with something to clear up catches it itself.
         signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    gc.disable()  # what imports make stays; a command that was found has it enabled again
     from lucid_cli import app, output  # noqa: PLC0415 - they take a third of a second
 
     exit_code = app.run(sys.argv[1:])

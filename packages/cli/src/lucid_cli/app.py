@@ -1,5 +1,6 @@
 """The groups of the `lucid` command, and the one place where errors become exit codes."""
 
+import gc
 import importlib
 import io
 import traceback
@@ -40,6 +41,8 @@ class _LazyGroup(click.Group):
         if cmd_name not in self._modules:
             return super().get_command(ctx, cmd_name)
         module = importlib.import_module(f"lucid_cli.commands.{self._modules[cmd_name]}")
+        gc.freeze()
+        gc.enable()
         command: click.Command = module.command
         return command
 

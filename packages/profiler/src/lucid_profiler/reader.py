@@ -4,12 +4,13 @@ Half a last line, or no `end`, is what a killed run leaves: a `Report` is still 
 last line is a `ReportError` that names it.
 """
 
+import gc
 import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -35,6 +36,7 @@ from lucid_profiler.records import (
     State,
     Summary,
 )
+from lucid_profiler.shared_digests import StateDecoder
 
 __all__ = ["Report", "read_report"]
 
@@ -98,13 +100,25 @@ def read_report(
     """
     name = os.fspath(path)
     reading = _Reading(name, with_samples=with_samples, each=each)
-    with closing(_lines(name, skip_samples=each is None and not with_samples)) as lines:
+    with _uncollected(), closing(_lines(name, skip_samples=each is None and not with_samples)) as lines:
         report = reading.read(lines)
     if not allow_partial and not report.complete:
         torn = f"the report is not whole ({reading.problem}): its last line is torn"
         why = torn if report.torn_line else "the report has no end record"
         raise ReportError(name, report.torn_line, f"{why}; --allow-partial uses what is there")
     return report
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep the collector from looking through records again and again while they grow; nothing of them is a cycle."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _lines(path: str, *, skip_samples: bool) -> Generator[Line, None, None]:
@@ -174,6 +188,7 @@ class _Reading:
         self._each = each
         self._records: list[Record] = []
         self._unknown: Counter[str] = Counter()
+        self._states = StateDecoder()
         self._warnings: list[str] = []
         self._seen: set[tuple[object, ...]] = set()
         self._torn_line: int | None = None
@@ -205,13 +220,18 @@ class _Reading:
         if line.is_skipped:
             return
         body = {key: value for key, value in fields.items() if key not in _LINE_KEYS}
-        plain = _samples(body) if kind == Samples.kind else None
-        record = plain or from_plain(RECORD_TYPES[kind], body, self._unknown)
+        record = self._decoded(kind, body)
         self._check(record, line.number)
         if self._each is not None:
             self._each(line.number, record)
         if self._with_samples or not isinstance(record, Samples):
             self._records.append(record)
+
+    def _decoded(self, kind: str, body: dict[str, Any]) -> Record:
+        if kind == State.kind:
+            return self._states.decode(body, self._unknown)
+        plain = _samples(body) if kind == Samples.kind else None
+        return plain or from_plain(RECORD_TYPES[kind], body, self._unknown)
 
     def _check(self, record: Record, line_number: int) -> None:
         """Hold a record against those before it."""
