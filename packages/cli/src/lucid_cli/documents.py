@@ -2,11 +2,10 @@
 
 import os
 import sys
-from contextlib import suppress
 
 import click
 
-from lucid_cli.output import warn
+from lucid_cli.output import ending_quietly, warn
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 # https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands#step-isolation-and-limits
@@ -24,18 +23,10 @@ def write_document(text: str) -> None:
     """
     if sys.stdout is None:
         return
-    try:
+    with ending_quietly(sys.stdout):
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode("utf-8", "replace"))
         sys.stdout.buffer.flush()
-    except OSError as error:
-        with suppress(OSError, ValueError):
-            # What the stream still holds must not fail once more when the interpreter ends.
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, sys.stdout.fileno())
-            os.close(null)
-        if not isinstance(error, BrokenPipeError):
-            raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 def summary_path() -> str:

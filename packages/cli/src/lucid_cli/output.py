@@ -2,13 +2,14 @@
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
 # What to print where the encoding of the output lacks a character.
 _PLAIN = str.maketrans({"…": "...", "µ": "u"})
 
-__all__ = ["flush", "printable", "say", "warn", "write_result"]
+__all__ = ["ending_quietly", "flush", "printable", "say", "warn", "write_result"]
 
 
 def printable(text: str, encoding: str | None) -> str:
@@ -30,11 +31,22 @@ def write_result(text: str) -> None:
     """
     if sys.stdout is None:
         return
-    try:
+    with ending_quietly(sys.stdout):
         sys.stdout.write(printable(text, sys.stdout.encoding))
         sys.stdout.flush()
+
+
+@contextmanager
+def ending_quietly(stdout: TextIO) -> Iterator[None]:
+    """Let the writing inside end where the reader of standard output has gone away, and name it in any other error.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        yield
     except OSError as error:
-        _discard(sys.stdout)
+        _discard(stdout)
         if not isinstance(error, BrokenPipeError):
             raise OSError(error.errno, error.strerror, "standard output") from error
 

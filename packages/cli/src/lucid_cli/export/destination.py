@@ -11,6 +11,8 @@ from typing import BinaryIO, Protocol
 
 import click
 
+from lucid_cli.output import ending_quietly
+
 __all__ = ["Sink", "check_destination", "opened"]
 
 
@@ -65,18 +67,10 @@ def _standard_output() -> Iterator[Sink]:
     if sys.stdout is None:
         yield _Nowhere()
         return
-    try:
+    with ending_quietly(sys.stdout):
         sys.stdout.flush()
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
-    except OSError as error:
-        with suppress(OSError, ValueError):
-            # What the stream still holds must not fail once more when the interpreter ends.
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, sys.stdout.fileno())
-            os.close(null)
-        if not isinstance(error, BrokenPipeError):
-            raise OSError(error.errno, error.strerror, "standard output") from error
 
 
 @contextmanager
