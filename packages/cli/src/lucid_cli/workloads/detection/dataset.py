@@ -7,6 +7,7 @@ batch are the same with any number of workers, from process to process, and from
 import shutil
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from lucid_cli.workloads.detection.values import Batch, Targets
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Linux keeps what torch shares between processes
 
-__all__ = ["DetectionDataset", "EpochLoader", "Picture", "Source", "collate", "lost_workers_explained", "make_loader"]
+__all__ = ["DetectionDataset", "EpochLoader", "Picture", "Source", "collate", "make_loader"]
 
 Picture = tuple[Tensor, Targets]  # (3, h, w) uint8 and its objects
 
@@ -104,15 +105,21 @@ class EpochLoader:
         """Yield the batches of an epoch, in host memory.
 
         Raises:
-            WorkloadError: If a picture cannot be read.
+            WorkloadError: If a picture cannot be read, or a worker is gone.
         """
         self._sampler.epoch = epoch
-        with _no_advice():
+        with _no_advice(), _errors_only_here():
             batches = iter(self._loader)
-        for batch in batches:
-            if isinstance(batch, WorkloadError):
-                raise batch
-            yield batch
+        try:
+            for batch in batches:
+                if isinstance(batch, WorkloadError):
+                    raise batch
+                yield batch
+        except (RuntimeError, OSError, EOFError) as error:
+            lost = _lost_worker(error) if self._loader.num_workers > 0 else None
+            if lost is None:
+                raise
+            raise lost from error
 
     def gains(self, epoch: int) -> list[Tensor]:
         """Return the HSV gains of each batch of an epoch, `(b, 3)` float32, for `jitter_hsv` on a device."""
@@ -283,22 +290,32 @@ def _leave_interrupts(_worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@contextmanager
-def lost_workers_explained() -> Iterator[None]:
-    """Turn torch's error about a worker that is gone, which may come at any time, into one of ours.
+def _lost_worker(error: Exception) -> WorkloadError | None:
+    """Return what to say if `error`, which came instead of a batch, tells of a worker that is gone; else None.
 
-    Raises:
-        WorkloadError: Instead of torch's.
+    torch says so once it has seen the worker dead. A worker that dies while it hands over a batch closes its socket
+    before that, so that the error is the connection's.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise WorkloadError(
-            f"a loader process is gone ({str(error).splitlines()[0].strip().rstrip('.')}): if memory ran out, use "
-            "fewer --workers"
-        ) from error
+    message = str(error)
+    if "in DataLoader worker process" in message:  # an exception that a living worker has passed on
+        return None
+    if isinstance(error, RuntimeError) and "DataLoader worker" not in message:
+        return None
+    reason = (message.splitlines() or [type(error).__name__])[0].strip().rstrip(".")
+    return WorkloadError(f"a loader process is gone ({reason}): if memory ran out, use fewer --workers")
+
+
+@contextmanager
+def _errors_only_here() -> Iterator[None]:
+    """Undo the SIGCHLD handler that torch sets with the first workers, so that a lost one is an error of `next` alone.
+
+    The handler raises in whatever line runs, and again whenever any child ends; `next` sees a dead worker within
+    5 seconds without it.
+    """
+    handler = signal.getsignal(signal.SIGCHLD)
+    yield
+    if threading.current_thread() is threading.main_thread():  # elsewhere torch sets none
+        signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from lucid_cli.workloads.detection.checkpoint import (
     save_checkpoint,
 )
 from lucid_cli.workloads.detection.data import Loaders, open_sources
-from lucid_cli.workloads.detection.dataset import EpochLoader, lost_workers_explained
+from lucid_cli.workloads.detection.dataset import EpochLoader
 from lucid_cli.workloads.detection.decode import decode
 from lucid_cli.workloads.detection.determinism import set_deterministic
 from lucid_cli.workloads.detection.errors import WorkloadError
@@ -65,7 +65,7 @@ def fit(options: Options) -> Result:
     """
     device = choose_device(options.device)
     flags = set_deterministic(seed=options.seed, threads=options.threads)
-    with _checkpoint_file(options) as file, lost_workers_explained():
+    with _checkpoint_file(options) as file:
         sources = open_sources(options)
         for note in sources.notes:
             _say(note)
