@@ -114,10 +114,13 @@ def plan_slots(
 
 def _rounds(pairs: int, discarded: int, others: Sequence[str], *, control_pairs: int) -> Iterator[tuple[int, str]]:
     """Yield the pairs: the number of each among those of its arm, below 0 if it is discarded, and the arm."""
-    # The middle of the i-th of as many equal stretches as there are control pairs.
-    before = [(2 * control + 1) * pairs // (2 * control_pairs) for control in range(control_pairs)]
+    controls: dict[int, list[int]] = {}  # by the turn before which they lie
+    for control in range(control_pairs):
+        # The middle of the i-th of as many equal stretches as there are control pairs.
+        middle = (2 * control + 1) * pairs // (2 * control_pairs)
+        controls.setdefault(middle, []).append(control)
     for turn in range(-discarded, pairs):
-        yield from ((control, CONTROL) for control, place in enumerate(before) if place == turn)
+        yield from ((control, CONTROL) for control in controls.get(turn, ()))
         yield from ((turn, other) for other in others)
 
 

@@ -5,9 +5,8 @@ nothing, so that neither the run nor its monitor notices. What is not known is N
 """
 
 import os
-import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,8 @@ from typing import Any
 
 from lucid_profiler import jsonio
 from lucid_profiler.monitor.records import Event, Header, Record, Sample, from_fields
-from lucid_profiler.ring import _HEADER, _SEQUENCE, _SLOTS_OFFSET, _STEPS, MAGIC
+from lucid_profiler.ring import RingTail, StepRecord
 
-_SLOT = _STEPS.slot
 _NUM_RECORDS = 16  # that are looked at: more than a program has optimizers that take turns
 _MAX_READ_BYTES = 64 << 10  # of the monitor's log at one look, some ten seconds of a GPU
 _TELLING = (b'"process_memory_bytes":', b'"devices":')
@@ -52,87 +50,33 @@ class Glancer:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._steps: _StepsEnd | None = None
+        self._steps: RingTail | None = None
         self._log = _LogEnd(run_dir / "monitor.jsonl")
 
     def look(self) -> Glance:
         """Return what is known now; what cannot be read is None."""
         step = step_ns = None
-        with suppress(OSError, ValueError, struct.error):
+        with suppress(OSError, ValueError):
             # Of several processes, the ranks of a job, one speaks for all: they take their steps together.
             path = None if self._steps else min(self._run_dir.glob("steps-*.ring"), default=None)
             if path is not None:
-                self._steps = _StepsEnd(path)
+                self._steps = RingTail(path)
             if self._steps is not None:
-                step, step_ns = self._steps.newest()
+                step, step_ns = _newest_step(self._steps.read(_NUM_RECORDS))
         with suppress(OSError):
             self._log.read_on()
         own, used = self._log.memory_bytes(time.monotonic_ns())
         return Glance(step=step, step_ns=step_ns, memory_bytes=own, used_bytes=used)
 
 
-class _StepsEnd:
-    """Finds the newest records of a ring of steps without reading the others.
-
-    The record with number n lies in slot n - 1 modulo the capacity, so a slot tells whether a number has been written
-    yet, and doubling and halving finds the last one. A record that changes while it is read shows a number for one look
-    that is wrong or missing; the writer is never waited for.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._num_written = 0
-
-    def newest(self) -> tuple[int | None, int | None]:
-        """Return the number of the newest step of the first optimizer, and the time since the begin of its last one."""
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            magic, slot_bytes, capacity, _ = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
-            if magic != MAGIC or slot_bytes != _SLOT.size or not capacity:
-                return None, None
-            self._num_written = _last_written(fd, capacity, self._num_written)
-            return _newest_step(list(_records(fd, capacity, self._num_written)))
-        finally:
-            os.close(fd)
-
-
-def _last_written(fd: int, capacity: int, known: int) -> int:
-    """Return the highest number of a record, at least `known`."""
-    stride = 1
-    while _is_written(fd, capacity, known + stride):
-        known += stride
-        stride *= 2
-    while stride > 1:
-        stride //= 2
-        if _is_written(fd, capacity, known + stride):
-            known += stride
-    return known
-
-
-def _is_written(fd: int, capacity: int, number: int) -> bool:
-    offset = _SLOTS_OFFSET + _SLOT.size * ((number - 1) % capacity + 1) - _SEQUENCE.size
-    sequence: int = _SEQUENCE.unpack(os.pread(fd, _SEQUENCE.size, offset))[0]
-    return sequence >= number
-
-
-def _records(fd: int, capacity: int, last: int) -> Iterator[tuple[int, int, int]]:
-    """Yield optimizer, step and begin of the last records, oldest first, as far as they lie next to each other."""
-    index = (last - 1) % capacity
-    num = min(last, _NUM_RECORDS, index + 1)
-    data = os.pread(fd, _SLOT.size * num, _SLOTS_OFFSET + _SLOT.size * (index - num + 1))
-    for number, slot in enumerate(_SLOT.iter_unpack(data), start=last - num + 1):
-        begin_ns, _, optimizer, step, sequence = slot
-        if sequence == number and begin_ns > 0:
-            yield optimizer, step, begin_ns
-
-
-def _newest_step(records: list[tuple[int, int, int]]) -> tuple[int | None, int | None]:
-    first = min((optimizer for optimizer, _, _ in records), default=None)
-    own = [(step, begin_ns) for optimizer, step, begin_ns in records if optimizer == first]
+def _newest_step(records: Sequence[StepRecord]) -> tuple[int | None, int | None]:
+    """Return the number of the newest step of the first optimizer, and the time from the step before to that one."""
+    first = min((record.optimizer for record in records), default=None)
+    own = [record for record in records if record.optimizer == first]
     if not own:
         return None, None
-    step_ns = own[-1][1] - own[-2][1] if len(own) > 1 else 0
-    return own[-1][0], step_ns if step_ns > 0 else None
+    step_ns = own[-1].begin_ns - own[-2].begin_ns if len(own) > 1 else 0
+    return own[-1].step, step_ns if step_ns > 0 else None
 
 
 class _LogEnd:

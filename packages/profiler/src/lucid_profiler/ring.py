@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -26,6 +27,7 @@ _SEQUENCE = struct.Struct("<Q")
 __all__ = [
     "CAPACITY",
     "Layout",
+    "RingTail",
     "RingWriter",
     "SlotTrace",
     "SlotWriter",
@@ -156,6 +158,72 @@ def read_slots(path: Path, layout: Layout) -> SlotTrace:
 
 def _is_whole(sequence: int, index: int, capacity: int, *, oldest: int) -> bool:
     return sequence >= oldest and (sequence - 1) % capacity == index
+
+
+class RingTail:
+    """Reads the newest steps of a file that is being written, without reading the others.
+
+    The record with number n lies in slot n - 1 modulo the capacity, so a slot tells whether a number has been written
+    yet, and doubling and halving finds the last one. A record that changes while it is read is wrong or missing for one
+    look; the writer is never waited for.
+
+    Args:
+        path: the file; it is opened for each look.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_written = 0
+
+    def read(self, most: int) -> list[StepRecord]:
+        """Return up to `most` of the newest records, oldest first: those that lie next to each other in the file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is not such a file.
+        """
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            head = os.pread(fd, _HEADER.size, 0)
+            if len(head) < _HEADER.size:
+                raise ValueError(f"{self._path} is too short for a ring of {_STEPS.name}")
+            magic, slot_bytes, capacity, _ = _HEADER.unpack(head)
+            if magic != MAGIC or slot_bytes != _STEPS.slot.size or not capacity:
+                raise ValueError(f"{self._path} is not a ring of {_STEPS.name}")
+            self._num_written = _last_written(fd, capacity, self._num_written)
+            return list(_last_steps(fd, capacity, self._num_written, most=most))
+        finally:
+            os.close(fd)
+
+
+def _last_written(fd: int, capacity: int, known: int) -> int:
+    """Return the highest number of a record, at least `known`."""
+    stride = 1
+    while _is_written(fd, capacity, known + stride):
+        known += stride
+        stride *= 2
+    while stride > 1:
+        stride //= 2
+        if _is_written(fd, capacity, known + stride):
+            known += stride
+    return known
+
+
+def _is_written(fd: int, capacity: int, number: int) -> bool:
+    offset = _SLOTS_OFFSET + _STEPS.slot.size * ((number - 1) % capacity) + _STEPS.sequence_offset
+    return int.from_bytes(os.pread(fd, _SEQUENCE.size, offset), "little") >= number
+
+
+def _last_steps(fd: int, capacity: int, last: int, *, most: int) -> Iterator[StepRecord]:
+    slot = _STEPS.slot
+    index = (last - 1) % capacity
+    num = min(last, most, index + 1)
+    data = os.pread(fd, slot.size * num, _SLOTS_OFFSET + slot.size * (index - num + 1))
+    whole = data[: len(data) // slot.size * slot.size]
+    for number, values in enumerate(slot.iter_unpack(whole), start=last - num + 1):
+        begin_ns, end_ns, optimizer, step, sequence = values
+        if sequence == number and begin_ns > 0:
+            yield StepRecord(optimizer=optimizer, step=step, begin_ns=begin_ns, end_ns=end_ns)
 
 
 class SlotWriter:
