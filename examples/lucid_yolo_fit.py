@@ -3,6 +3,8 @@
 The trainer, its modules, data pipeline and callbacks are lucid-yolo 0.5 from PyPI as it stands; of lucid there are an
 optimizer, a callback and the deterministic settings. Without --images and --annotations it trains on generated
 photographs of COCO's sizes.
+
+    pip install lucid-yolo==0.5.0.dev2 pytorch-lightning==2.6.6
 """
 
 import argparse
@@ -12,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import metadata, util
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir, mkdtemp
 from typing import Any
@@ -27,6 +30,15 @@ JPEG_QUALITY = 95  # with this noise, files of about 140 kB
 MAX_OBJECTS = 14
 OPTIMIZERS = {"ours": "ours", "own": "own", "native": "ours", "captured": "ours"}
 OPTIMIZER_VARIABLE = "LUCID_YOLO_OPTIMIZER"
+# Modules, and the distributions whose versions belong to the settings of a run.
+NEEDED = {
+    "lucid_yolo": "lucid-yolo",
+    "pytorch_lightning": "pytorch-lightning",
+    "torchmetrics": "torchmetrics",
+    "torchvision": "torchvision",
+    "faster_coco_eval": "faster-coco-eval",
+    "fvcore": "fvcore",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +86,17 @@ def parse(words: Sequence[str] | None = None) -> Options:
     parser.add_argument("--cache", type=Path, default=Path(gettempdir(), "lucid-yolo-fit"), help="prepared data")
     parser.add_argument("--size", type=_positive, default=640)
     parser.add_argument("--batch", type=_positive, default=4)
-    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--workers", type=_natural, default=4)
     parser.add_argument("--threads", type=_positive, default=4)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--limit-batches", type=_positive, help="batches of an epoch, for a quick look")
     values = vars(parser.parse_args(words))
     if (values["images"] is None) != (values["annotations"] is None):
         parser.error("--images and --annotations belong together: give both, or neither for generated images")
+    if values["images"] is not None and not values["images"].is_dir():
+        parser.error(f"--images: {values['images']} is no folder")
+    if values["annotations"] is not None and not values["annotations"].is_file():
+        parser.error(f"--annotations: {values['annotations']} is no file")
     if values["optimizer"] not in OPTIMIZERS:  # argparse does not look at a default
         parser.error(f"{OPTIMIZER_VARIABLE}={values['optimizer']!r}: choose from {', '.join(OPTIMIZERS)}")
     return Options(**values | {"optimizer": OPTIMIZERS[values["optimizer"]]})
@@ -91,6 +107,27 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: at least 1")
     return number
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text}: at least 0")
+    return number
+
+
+def check_installed() -> None:
+    """Say what is missing before anything is prepared.
+
+    Raises:
+        SystemExit: If a module that the trainer needs is not there.
+    """
+    missing = [distribution for module, distribution in NEEDED.items() if util.find_spec(module) is None]
+    if missing:
+        raise SystemExit(
+            f"not installed: {', '.join(missing)}; pip install lucid-yolo==0.5.0.dev2 pytorch-lightning==2.6.6 brings "
+            "what the trainer needs"
+        )
 
 
 def prepare(options: Options) -> tuple[Split, Split]:
@@ -313,6 +350,7 @@ def fit(options: Options, splits: tuple[Split, Split]) -> None:
         **{name: getattr(options, name) for name in ("optimizer", "workers", "threads", "limit_batches")},
         "data": "generated" if options.images is None else "coco",
         "data_digest": digest(splits),
+        **{f"{name} version": metadata.version(name) for name in NEEDED.values()},
         "precision": precision,
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch.utils.deterministic.fill_uninitialized_memory": False,
@@ -326,6 +364,7 @@ def fit(options: Options, splits: tuple[Split, Split]) -> None:
 def main() -> None:
     """Prepare the data, outside of the timed interval, and fit."""
     options = parse()
+    check_installed()
     fit(options, prepare(options))
 
 

@@ -37,6 +37,7 @@ SMALLEST_REST = 0.0005  # of the wall: what lies between marks is often less tha
 DASH = "\N{EN DASH}"
 # The rows of the fit's table.
 FIT_METRICS = ("wall", "peak_allocated", "peak_reserved", "step_time_median", "cpu_time", "gpu_energy")
+NATIVE_STEPS = "native steps of groups, or runs without a report"
 SHARES = (
     ("on the device", "optimizer_device_median", "step_device_median"),
     ("on the host", "optimizer_time_median", "step_time_median"),
@@ -97,10 +98,10 @@ def paired_table(compared: Compared) -> list[str]:
             spans = [interval(effect.low, effect.high), interval(effect.t_low, effect.t_high)]
             rows.append([metric_name(name), str(effect.n), percent(effect.median), *spans])
     lines = _table(["change within pairs, %", "pairs", "median", "range", "95 % t of the mean"], rows)
-    each = [
-        [_pair_name(pair), *(_seconds(run) for run in (base, other)), percent(pair.effects.get("wall"))]
-        for pair, base, other in compared.pairs()
-    ]
+    each = []
+    for pair, base, other in compared.pairs():
+        change = pair.effects.get("wall") if _went_well(base, other) else None
+        each.append([_pair_name(pair), _seconds(base), _seconds(other), percent(change)])
     return [*lines, "", *_table(["pair", *(f"{arm}, s" for arm in compared.arms), "change, %"], each)]
 
 
@@ -114,12 +115,16 @@ def parity_table(compared: Compared) -> list[str]:
     rows = []
     for part in parts:
         of_part = [state for state in states if state.part == part]
-        found = [first_state_difference(of_part, pair.runs)[0] for pair, _, _ in pairs]
+        found = [
+            first_state_difference(of_part, pair.runs)[0] if _went_well(base, other) else "not_observed"
+            for pair, base, other in pairs
+        ]
         agreed = compared.analysis.parity.parts.get(part)
         among = "-" if agreed is None else "no" if agreed.status == "undecidable" else "yes"
-        rows.append([part, str(max(state.num_tensors for state in of_part)), *map(_parity_word, found), among])
+        num_tensors, num_values = max((state.num_tensors, len(state.tensors) - state.num_tensors) for state in of_part)
+        rows.append([part, f"{num_tensors} + {num_values}", *map(_parity_word, found), among])
     names = [_pair_name(pair) for pair, _, _ in pairs]
-    return _table(["part", "tensors", *names, f"{compared.arms[0]} runs agree"], rows)
+    return _table(["part", "tensors + other values", *names, f"{compared.arms[0]} runs agree"], rows)
 
 
 def share_table(compared: Compared) -> list[str]:
@@ -155,8 +160,13 @@ def memory_table(compared: Compared) -> list[str]:
     rows = [[f"{f'{DASH} ' * level}{name}", *(_term(one, level, name) for one in accounts)] for level, name in names]
     shares = ["-" if one is None or one.residue_share is None else f"{one.residue_share:.1%}" for one in accounts]
     rows.append(["not explained, of what is used", *shares])
-    warnings = [one.warning for one in accounts if one is not None and one.warning]
-    return [*_table(["where most was used, MiB", *compared.arms], rows), *_sentences(warnings)]
+    warnings = [
+        f"{arm}: {one.warning}; at {one.num_times_warned} of {counted(one.num_times, 'time')} a residue was that large"
+        for arm, one in zip(compared.arms, accounts, strict=True)
+        if one is not None and one.warning
+    ]
+    head = "where most was used, in the last run of the arm, MiB"
+    return [*_table([head, *compared.arms], rows), *_sentences(warnings)]
 
 
 def energy_table(compared: Compared) -> list[str]:
@@ -185,7 +195,7 @@ def capture_table(compared: Compared) -> list[str]:
         rows.append(
             [arm, names, groups, str(check.num_runs), str(check.recordings), str(check.replays), reasons or "-"]
         )
-    return _table(["arm", "optimizer", "groups", "runs", "recordings", "replays", "native steps of groups"], rows)
+    return _table(["arm", "optimizer", "groups", "runs", "recordings", "replays", NATIVE_STEPS], rows)
 
 
 def where_table(compared: Compared) -> list[str]:
@@ -198,7 +208,22 @@ def where_table(compared: Compared) -> list[str]:
         ["pairs", f"{pairs}{analysis.num_discarded} discarded; order {report.header.order}"],
         ["steps a run", ", ".join(sorted({str(run.agent.num_steps) for run in report.runs if run.status == "ok"}))],
     ]
+    if report.resumes:
+        rows.append(["taken up again", counted(len(report.resumes), "time")])
+    if report.end is not None and report.end.status != "complete":
+        rows.append(["ended", report.end.status])
+    if settings := _settings(compared):
+        rows.append(["settings", settings])
     return _table(["", f"{compared.arms[0]} and {compared.arms[1]}"], rows)
+
+
+def rehash_table(compared: Compared) -> list[str]:
+    """Return what `tools/rehash.py` said of the values that were kept, from the file beside the report."""
+    kept = Path(compared.report.path).with_suffix(".rehash.txt")
+    if not kept.exists():
+        return [f"{NOT_MEASURED} `{kept.name}`."]
+    *_, last = kept.read_text(encoding="utf-8").strip().splitlines() or [""]
+    return [f"> {last}", "", f"Every part: [{kept.name}]({kept.name})."]
 
 
 def verdict_table(compared: Compared) -> list[str]:
@@ -213,6 +238,7 @@ TABLES: dict[str, Callable[[Compared], list[str]]] = {
     "paired": paired_table,
     "verdict": verdict_table,
     "parity": parity_table,
+    "rehash": rehash_table,
     "share": share_table,
     "phases": phase_table,
     "memory": memory_table,
@@ -237,6 +263,8 @@ def render_block(folder: Path, words: str) -> str:
         report = read_report(folder / file)
     except ReportError as error:
         raise UnusableError(str(error)) from error
+    if not report.complete:
+        raise UnusableError(f"{file}: it is a part of a report; `lucid profile run --resume` completes it")
     blocks = []
     for analysis in analyze_all(report):
         compared = Compared(report=report, analysis=analysis)
@@ -316,8 +344,23 @@ def _pair_name(pair: Pair) -> str:
     return f"{pair.pair}" if pair.included else f"{pair.pair} ({', '.join(pair.flags)})"
 
 
+def _went_well(base: Run, other: Run) -> bool:
+    return base.status == other.status == "ok"
+
+
+def _settings(compared: Compared) -> str:
+    """Return what the runs say that they were made with; where they differ, each value."""
+    runs = {run.run for pair in compared.pairs() for run in pair[1:] if run.status == "ok"}
+    found: dict[str, dict[str, None]] = {}
+    for state in compared.report.states:
+        if state.part == "settings" and state.run in runs:
+            for name, value in state.values.items():
+                found.setdefault(name, {})[value.strip("'")] = None
+    return ", ".join(f"{name} {' / '.join(values)}" for name, values in found.items())
+
+
 def _seconds(run: Run) -> str:
-    value = _value(run, "wall")
+    value = _value(run, "wall") if run.status == "ok" else None
     return "-" if value is None else f"{value:.3f}"
 
 

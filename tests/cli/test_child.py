@@ -88,6 +88,15 @@ def test_interrupts_give_the_handlers_back() -> None:
     assert [signal.getsignal(number) for number in numbers] == before
 
 
+def test_going_on_after_the_signal_that_ends_it_is_no_stop() -> None:
+    """timeout(1) sends SIGCONT together with its signal."""
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGCONT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGCONT)
+        assert interrupts.num_continued == 1
+
+
 @pytest.mark.parametrize("timeout_s", [1e7, 1e10, 1e30, sys.float_info.max])
 def test_a_limit_in_a_million_years_is_a_limit(interrupts: Interrupts, timeout_s: float) -> None:
     """No wait is too long for the system's clocks."""

@@ -126,6 +126,20 @@ def test_a_report_that_was_interrupted_goes_on_behind_its_last_pair(lucid: Lucid
     assert Counter(run["status"] for run in ran.records("run"))["interrupted"] == 1
 
 
+def test_kernels_are_left_to_the_report_that_goes_on(lucid: Lucid) -> None:
+    """An interrupt is no reason why there are none."""
+    (lucid.directory / "stop").write_text("2")
+    name = lucid.script(CHILD, "child.sh")
+    process = lucid.start("profile", "run", *PLAN, "--kernels", "-o", "report.jsonl", "--", "sh", name)
+    wait_for(lucid.directory / "ready")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert b'"kind":"kernels"' not in lucid.report.read_bytes()
+    ran = _resume(lucid)
+    assert ran.code == 0, ran.err
+    assert [kernels["reason"] for kernels in ran.records("kernels")] == ["no_agent"] * 2
+
+
 def test_a_whole_report_is_refused(lucid: Lucid) -> None:
     """Exit code 2, one line with the remedy, not a byte changed."""
     (lucid.directory / "stop").write_text("none")

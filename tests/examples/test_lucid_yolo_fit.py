@@ -133,6 +133,9 @@ def test_the_optimizer_comes_from_the_option_else_from_the_environment(
     ("words", "variable"),
     [
         (["--images", "folder"], None),
+        (["--images", "no folder", "--annotations", __file__], None),
+        (["--images", ".", "--annotations", "no file"], None),
+        (["--workers", "-1"], None),
         (["--annotations", "file"], None),
         (["--epochs", "0"], None),
         (["--optimizer", "adam"], None),
@@ -153,6 +156,25 @@ def test_what_cannot_be_used_ends_with_status_2(
         example.parse(words)
     assert ended.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_told_before_anything_is_made(
+    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the line that installs it."""
+    found = importlib.util.find_spec
+
+    def find_spec(name: str) -> Any:
+        return None if name in {"pytorch_lightning", "fvcore"} else found(name) or True
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(sys, "argv", ["lucid_yolo_fit.py", "--cache", str(tmp_path / "cache")])
+    with pytest.raises(
+        SystemExit, match=r"^not installed: pytorch-lightning, fvcore; pip install lucid-yolo=="
+    ) as told:
+        example.main()
+    assert "torchmetrics" not in str(told.value)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_the_digest_of_the_data_follows_every_image(example: Any, tmp_path: Path) -> None:

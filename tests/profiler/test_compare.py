@@ -576,8 +576,29 @@ def test_a_run_without_capture_report_says_why(build: Build) -> None:
     assert got.capture["captured"].num_reporting == 4
 
 
+@pytest.mark.parametrize("different", [False, True])
+def test_an_arm_whose_environment_asks_for_captures_must_replay(build: Build, different: bool) -> None:
+    """Whatever its name is, and also where its computation is another one."""
+    names = {"native": "own", "captured": "ours"}
+    runs = {run: {"arm": names[("native", "captured")[run % 2]], "capture": None} for run in range(14)}
+    asked = Arm(name="ours", env={"LUCID_CAPTURE_UPDATES": "1"}, different=different)
+    got = analyze(build(header={"arms": (Arm(name="own"), asked)}, runs=runs))
+    assert decision(got) == ("withheld", "no_replays")
+    assert got.verdict.detail == "6 of 6 ours runs replayed nothing: no_capture_report (6)"
+
+
+def test_an_arm_whose_environment_forbids_captures_may_not_replay(build: Build, make_run: Callable[..., Run]) -> None:
+    """Its variable counts, not its name."""
+    busy = make_run(5, replays=3).capture
+    runs = {run: {"arm": ("base", "captured")[run % 2], "capture": busy} for run in range(14)}
+    forbidden = Arm(name="captured", env={"LUCID_CAPTURE_UPDATES": "0"})
+    got = analyze(build(header={"arms": (Arm(name="base"), forbidden)}, runs=runs))
+    assert decision(got) == ("withheld", "native_replayed")
+    assert got.verdict.detail == "6 of 6 captured runs replayed graphs"
+
+
 def test_other_arms_need_no_replays(build: Build) -> None:
-    """The capture check belongs to arms named native and captured; others are compared without it."""
+    """The capture check belongs to arms that say so by variable or name; others are compared without it."""
     names = {"native": "plain", "captured": "tuned"}
     runs = {run: {"arm": names[("native", "captured")[run % 2]], "capture": None} for run in range(14)}
     got = analyze(build(header={"arms": (Arm(name="plain"), Arm(name="tuned"))}, runs=runs))

@@ -485,8 +485,11 @@ def test_an_exception_in_a_fit_of_lightning_s_goes_on_to_the_caller(
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
-def test_on_a_device_no_hook_waits_for_it(real: Any, recorded: Recorded, tmp_path: Path) -> None:
-    """CUDA raises at whatever synchronises between the beginning of the wall and its end."""
+def test_on_a_device_no_hook_waits_for_it(
+    real: Any, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA raises at whatever synchronises between the beginning of the wall and its end, a full block included."""
+    monkeypatch.setattr(sys.modules[real.callback.__module__], "_LOSSES_PER_BLOCK", 4)
 
     class Strict(real.callback):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:

@@ -9,6 +9,7 @@ from tools.evidence_tables import NOT_MEASURED, TABLES, Compared, main
 
 from cli.reports import FLIPPED, WALLS, write_report
 from lucid_profiler.compare import analyze
+from lucid_profiler.digest import TensorDigest
 from lucid_profiler.monitored import DeviceEnergy, MemoryAccount, MemoryRow, MonitorReport
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Metric, Run
@@ -66,6 +67,27 @@ def test_the_table_of_parity_names_the_pair_that_differs(tmp_path: Path) -> None
     assert cells[2:7].count("equal") == 4
 
 
+@pytest.mark.parametrize(("run", "column"), [(2, 2), (3, 1)])
+def test_of_a_pair_that_was_cut_off_nothing_is_claimed(tmp_path: Path, run: int, column: int) -> None:
+    """Neither a difference of states that nobody reached, nor a change of half a wall."""
+    report = write_report(tmp_path / "cut.jsonl", statuses={run: "interrupted"}, states={run: None})
+    cells = TABLES["parity"](compared(report))[2].strip("| ").split(" | ")
+    assert cells[2:7] == ["equal", "-", "equal", "equal", "equal"]
+    each = TABLES["paired"](compared(report))[-4].strip("| ").split(" | ")
+    assert each[0] == f"1 (interrupted:{run})"
+    assert each[column] == each[3] == "-"
+    assert each[3 - column] != "-"
+
+
+def test_values_that_are_no_tensors_are_counted_too(report: Report) -> None:
+    """A part of numbers alone is compared as well."""
+    states = tuple(
+        replace(state, num_tensors=0, tensors={"a": TensorDigest("0", "int", ()), "b": TensorDigest("1", "str", ())})
+        for state in report.states
+    )
+    assert TABLES["parity"](compared(replace(report, states=states)))[2].startswith("| model | 0 + 2 | equal |")
+
+
 def test_of_another_computation_no_parity_is_shown(report: Report) -> None:
     """It says so."""
     arms = (report.header.arms[0], replace(report.header.arms[1], different=True))
@@ -103,7 +125,17 @@ def monitored(run: Run) -> Run:
     )
     monitor = MonitorReport(
         energy=(DeviceEnergy(uuid="GPU-1", value_j=50.0 + run.run, bound_j=2.5, source="counter"),),
-        memory=(MemoryAccount(uuid="GPU-1", mono_ns=1, rows=rows, residue_share=0.015),),
+        memory=(
+            MemoryAccount(
+                uuid="GPU-1",
+                mono_ns=1,
+                rows=rows,
+                residue_share=0.015,
+                warning="it does not add up" if run.arm == "native" else None,
+                num_times=9,
+                num_times_warned=4,
+            ),
+        ),
     )
     metrics = {**run.metrics, "gpu_energy": Metric(value=50.0 + run.run, unit="J")}
     return replace(run, monitor=monitor, metrics=metrics)
@@ -115,6 +147,7 @@ def test_the_memory_of_both_arms_stands_side_by_side_with_what_is_not_known(repo
     assert lines[2] == "| used on the device | 1000.0 | 1100.0 |"
     assert lines[3].startswith("| \N{EN DASH} this run | - (")
     assert lines[4] == "| not explained, of what is used | 1.5% | 1.5% |"
+    assert lines[5:] == ["", "Native: it does not add up; at 4 of 9 times a residue was that large."]
 
 
 def test_energy_comes_with_the_bound_and_the_source_of_its_readings(report: Report) -> None:
@@ -145,6 +178,42 @@ def test_where_it_was_measured_has_no_path_of_that_machine(tmp_path: Path) -> No
     lines = "\n".join(TABLES["where"](compared(report)))
     assert "`python train.py --epochs 3`" in lines
     assert "NVIDIA L4, driver 580" in lines
+
+
+def test_the_settings_of_the_runs_stand_where_it_was_measured(report: Report) -> None:
+    """As the runs handed them over; of two values both."""
+    settings = [
+        replace(state, part="settings", values={"data": "'generated'", "epochs": str(state.run % 2)})
+        for state in report.states
+    ]
+    lines = TABLES["where"](compared(replace(report, states=(*report.states, *settings))))
+    assert lines[-1] == "| settings | data generated, epochs 0 / 1 |"
+
+
+def test_a_report_that_was_taken_up_again_or_cut_short_says_so(tmp_path: Path) -> None:
+    """Where it was measured."""
+    report = write_report(tmp_path / "short.jsonl", statuses={9: "interrupted"})
+    assert report.end is not None
+    ended = replace(report, end=replace(report.end, status="interrupted"))
+    assert "| ended | interrupted |" in TABLES["where"](compared(ended))
+
+
+def test_what_rehashing_said_is_quoted_from_beside_the_report(report: Report, tmp_path: Path) -> None:
+    """Its last line, and that there is none."""
+    assert TABLES["rehash"](compared(report)) == [f"{NOT_MEASURED} `fit.rehash.txt`."]
+    (tmp_path / "fit.rehash.txt").write_text("part 1\nall equal\n")
+    assert TABLES["rehash"](compared(report))[0] == "> all equal"
+
+
+def test_a_part_of_a_report_is_no_evidence(report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cut anywhere, it is refused with the remedy."""
+    whole = (tmp_path / "fit.jsonl").read_bytes()
+    lines = whole.splitlines(keepends=True)
+    file = page(tmp_path, "fit.jsonl fit")
+    for part in (whole[:-40], b"".join(lines[:-1]), b"".join(lines[:5]), lines[0]):
+        (tmp_path / "fit.jsonl").write_bytes(part)
+        assert main(["--check", str(file)]) == 2
+        assert "--resume" in capsys.readouterr().err
 
 
 def test_every_table_is_made_of_any_report(report: Report) -> None:

@@ -109,7 +109,7 @@ def assess(pairs: list[tuple[Run, Run]], controls: Sequence[tuple[Run, Run]] = (
         raise ValueError("walls must be positive")
     warnings = (*find_warnings(paired_logs("wall", pairs), metric.effect, alpha=ALPHA), *_assess_controls(controls))
     verdict = judge(
-        metric, name="wall", num_included=len(pairs), capture={}, parity=_EQUAL, alpha=ALPHA, warnings=warnings
+        metric, name="wall", num_included=len(pairs), claims=(), parity=_EQUAL, alpha=ALPHA, warnings=warnings
     )
     return Outcome(decision=verdict.decision, effect=metric.effect, warnings=warnings)
 

@@ -20,7 +20,8 @@ class Interrupts:
     Attributes:
         events: numbers of the signals, between whatever else is put there; its `put` may be called from a handler.
         first: the first signal, None as long as there was none.
-        num_continued: how often lucid went on after it had been stopped, by Ctrl-Z say.
+        num_continued: how often lucid went on after it had been stopped, by Ctrl-Z say. After `first` nothing counts:
+            some, like timeout(1), send SIGCONT with the signal that ends a program, which need not have been stopped.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _count(self, _number: int, _frame: FrameType | None) -> None:
-        self.num_continued += 1
+        self.num_continued += self.first is None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.first is None:

@@ -27,7 +27,8 @@ def run_untimed(plan: Plan, recorder: Recorder, status: Status, *, rerun: Rerun,
     Args:
         plan: what to run.
         recorder: the report so far.
-        status: how the measured runs went; unless all of them took place, nothing more is run.
+        status: how the measured runs went; unless all of them took place, nothing more is run. What an interrupted
+            report lacks is left to the one that takes it up.
         rerun: runs the command once.
         observer: is told about each run.
 
@@ -35,7 +36,7 @@ def run_untimed(plan: Plan, recorder: Recorder, status: Status, *, rerun: Rerun,
         OSError: the report cannot be written.
     """
     report = recorder.report()
-    if plan.num_kernel_steps:
+    if plan.num_kernel_steps and status != "interrupted":
         counted = {kernels.arm for kernels in report.kernels}
         for arm in (arm for arm in plan.arms if not arm.control and arm.name not in counted):
             told = _telling(rerun, "kernels", observer)

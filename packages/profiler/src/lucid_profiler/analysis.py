@@ -4,7 +4,7 @@
 return is what the `summary` record holds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,13 +24,16 @@ from lucid_profiler.pairing import (
 from lucid_profiler.parity import Parity, check_parity
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Pair, Run
-from lucid_profiler.verdict import CaptureCheck, Comparison, Verdict, check_capture, judge
+from lucid_profiler.verdict import CaptureCheck, CaptureClaim, Comparison, Verdict, check_capture, judge
 
 __all__ = ["Analysis", "ExcludedPair", "analyze", "analyze_all", "included_pairs", "pair_record", "plain_analysis"]
 
 WITHOUT_WARNINGS = frozenset({"paired/1"})
 """Methods whose verdicts know no warnings, and whose summaries need not list them."""
 _UNSAID = ("is_control", "is_different")
+_CAPTURE_VARIABLE = "LUCID_CAPTURE_UPDATES"
+_CLAIMS_BY_VALUE = {"0": False, "1": True}
+_CLAIMS_BY_NAME = {"native": False, "captured": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ def analyze(report: Report, other: str | None = None) -> Analysis:
             metrics.get(primary),
             name=primary,
             num_included=len(included),
-            capture=capture,
+            claims=list(_claims(report, capture)),
             parity=parity,
             alpha=alpha,
             warnings=() if report.header.method in WITHOUT_WARNINGS else warnings,
@@ -124,6 +127,15 @@ def analyze(report: Report, other: str | None = None) -> Analysis:
         is_control=kind == "control",
         is_different=kind == "different",
     )
+
+
+def _claims(report: Report, capture: Mapping[str, CaptureCheck]) -> Iterator[CaptureClaim]:
+    """Yield what arms are said to do about captures, by their environment or else by their name."""
+    for name, check in capture.items():
+        asked = arm_of(report, name).env.get(_CAPTURE_VARIABLE)
+        is_captured = _CLAIMS_BY_NAME.get(name) if asked is None else _CLAIMS_BY_VALUE.get(asked)
+        if is_captured is not None:
+            yield CaptureClaim(name, is_captured, check)
 
 
 def plain_analysis(analysis: Analysis) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The verdict on one report: a speed claim only where enough pairs, parity and the capture counters allow one."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lucid_profiler.drift import AnalysisWarning, WarningCode
 from lucid_profiler.metrics import MetricAnalysis
@@ -11,7 +11,7 @@ from lucid_profiler.pairs import pairs_needed
 from lucid_profiler.parity import Parity
 from lucid_profiler.records import Run
 
-__all__ = ["MIN_PAIRS", "CaptureCheck", "Comparison", "Decision", "Verdict", "check_capture", "judge"]
+__all__ = ["MIN_PAIRS", "CaptureCheck", "CaptureClaim", "Comparison", "Decision", "Verdict", "check_capture", "judge"]
 
 MIN_PAIRS = 3
 """Fewer pairs give no verdict: with two, Student's t has a single degree of freedom."""
@@ -39,6 +39,15 @@ class CaptureCheck:
     replays: int
     reasons: dict[str, int]
     """Steps that ran native, by reason, and runs without any capture report, by reason."""
+
+
+class CaptureClaim(NamedTuple):
+    """What an arm is said to do about captures, and what its runs did."""
+
+    arm: str
+    is_captured: bool
+    """Whether each run is to replay; else none may."""
+    check: CaptureCheck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +99,7 @@ def judge(
     *,
     name: str,
     num_included: int,
-    capture: Mapping[str, CaptureCheck],
+    claims: Sequence[CaptureClaim],
     parity: Parity,
     alpha: float,
     warnings: Sequence[AnalysisWarning] = (),
@@ -105,7 +114,7 @@ def judge(
         metric: Its analysis, None if no included run records it.
         name: Its name.
         num_included: Pairs in the statistics.
-        capture: By arm; checked if the arms are named native and captured.
+        claims: What arms are said to do about captures; of others nothing is asked.
         parity: Of the runs.
         alpha: Two-sided rate of false verdicts.
         warnings: Of the primary metric; `drift_explains` and `control_differs` take better and worse back.
@@ -114,7 +123,7 @@ def judge(
     decision, reason, detail = (
         _check_states(parity)
         or _check_presence(parity, num_included, kind)
-        or (_check_arms(capture["native"], capture["captured"]) if capture.keys() == {"native", "captured"} else None)
+        or _check_claims(claims)
         or _check_number(metric, num_included)
         or _check_warnings(metric, warnings)
         or _decide(metric)
@@ -172,17 +181,16 @@ def _check_presence(parity: Parity, num_included: int, kind: Comparison) -> _Out
     return None
 
 
-def _check_arms(native: CaptureCheck, captured: CaptureCheck) -> _Outcome | None:
-    if captured.num_replaying < captured.num_runs:
-        num_native = captured.num_runs - captured.num_replaying
-        counted = ", ".join(f"{reason} ({count})" for reason, count in captured.reasons.items()) or "no reason given"
-        return (
-            "withheld",
-            "no_replays",
-            f"{num_native} of {captured.num_runs} captured runs replayed nothing: {counted}",
-        )
-    if native.num_replaying:
-        return "withheld", "native_replayed", f"{native.num_replaying} of {native.num_runs} native runs replayed graphs"
+def _check_claims(claims: Sequence[CaptureClaim]) -> _Outcome | None:
+    for arm, is_captured, check in sorted(claims, key=lambda claim: not claim.is_captured):
+        if is_captured and check.num_replaying < check.num_runs:
+            num_native = check.num_runs - check.num_replaying
+            counted = ", ".join(f"{reason} ({count})" for reason, count in check.reasons.items()) or "no reason given"
+            detail = f"{num_native} of {check.num_runs} {arm} runs replayed nothing: {counted}"
+            return "withheld", "no_replays", detail
+        if not is_captured and check.num_replaying:
+            detail = f"{check.num_replaying} of {check.num_runs} {arm} runs replayed graphs"
+            return "withheld", "native_replayed", detail
     return None
 
 
