@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from lucid_cli.reporters.words import counted_reasons, interval, level, percent, reason_words
+from lucid_cli.reporters.words import counted, counted_reasons, interval, level, percent, reason_words
 from lucid_profiler.compare import Analysis, Difference
 from lucid_profiler.drift import AnalysisWarning, WarningCode
 from lucid_profiler.pairs import MAX_PAIRS_NEEDED
@@ -230,9 +230,13 @@ def _withheld(analysis: Analysis) -> str:
 
 
 def _no_replays(analysis: Analysis) -> str:
-    told, _, codes = (analysis.verdict.detail or "").partition(": ")
+    told = (analysis.verdict.detail or "").partition(":")[0]
     arm = next((arm for arm in analysis.capture if told.endswith(f" {arm} runs replayed nothing")), analysis.other)
     captured = analysis.capture[arm]
     if captured.reasons.keys() == {"no_cuda"} and not captured.replays:
         return NO_CUDA
-    return f"no speed verdict: {told}: {counted_reasons(captured.reasons) or codes}"
+    num_native = captured.num_runs - captured.num_replaying
+    return (
+        f"no speed verdict: {num_native} of {counted(captured.num_runs, f'{arm} run')} replayed nothing: "
+        f"{counted_reasons(captured.reasons) or 'no reason given'}"
+    )
