@@ -1,19 +1,24 @@
 """What a report says of a monitor's log: metrics of the wall, series, the account of the memory."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lucid_profiler import jsonio
+from lucid_profiler.codec import from_plain, to_plain
 from lucid_profiler.collect_device import Inside
 from lucid_profiler.collect_monitor import Monitored, observe_monitor, unmonitored
 from lucid_profiler.context import Measured
 from lucid_profiler.entries import AllocatorEntry
 from lucid_profiler.memory_account import memory_account
 from lucid_profiler.monitor.log import LogWriter
-from lucid_profiler.monitor.records import End, Event, Gap, Header, Mark, ReasonsChanged, Record, Sample
+from lucid_profiler.monitor.records import End, Event, Header, Mark, ReasonsChanged, Record, Sample
+from lucid_profiler.monitor.records import Gap as LoggedGap
 from lucid_profiler.monitor_mark import FIT_MARKS
+from lucid_profiler.monitored import Gap, MemoryAccount, MonitorReport
 from lucid_profiler.records import Samples, Wall
 
 S = 1_000_000_000
@@ -162,6 +167,57 @@ def test_energy_is_the_counters_where_the_ends_were_marked(tmp_path: Path) -> No
     assert counted.report.energy[0].bound_j == pytest.approx(30.0)
 
 
+def _counted(watts: float, begin: tuple[float, float], end: tuple[float, float], *, uuid: str = GPU) -> list[Mark]:
+    """Return the marks of a wall whose counters of a steady power are read late in the calls with these ends."""
+    marks = []
+    for name, wall_ns, (before_s, after_s) in zip(FIT_MARKS, (WALL.begin_ns, WALL.end_ns), (begin, end), strict=True):
+        energy = {uuid: round(watts * after_s * 1e3)}
+        window = {uuid: (int(before_s * S), int(after_s * S))}
+        marks.append(
+            Mark(mono_ns=wall_ns - S // 3, name=name, energy_mj=energy, read_ns=wall_ns + S // 3, energy_ns=window)
+        )
+    return marks
+
+
+def test_each_device_s_counter_has_a_window_of_its_own(tmp_path: Path) -> None:
+    """Another device was read before it; its energy is scaled to the wall, and what that may be off by is said."""
+    marks = _counted(400, (9.70, 9.90), (20.20, 20.40))
+    seen = observed(tmp_path, *marks, *every_second(power_draw_mw=400_000), end())
+    (energy,) = seen.report.energy
+    assert energy.source == "counter"
+    assert energy.value_j == pytest.approx(4_000)
+    # A step of the counter, half of both calls, and the time in which the window reaches beyond the wall.
+    watts = 400 * (0.1 + 0.1 + 0.1 + 0.2 + 0.3)
+    assert energy.bound_j == pytest.approx(watts)
+
+
+def test_marks_without_a_window_of_each_device_have_that_of_the_mark(tmp_path: Path) -> None:
+    """Logs of before it was written are read all the same."""
+    marks = [
+        Mark(mono_ns=int(at * S), name=name, energy_mj={GPU: round(400_000 * (at + 0.3))}, read_ns=int((at + 0.4) * S))
+        for name, at in zip(FIT_MARKS, (9.6, 20.0), strict=True)
+    ]
+    (energy,) = observed(tmp_path, *marks, *every_second(power_draw_mw=400_000), end()).report.energy
+    assert energy.value_j == pytest.approx(4_000)
+    assert energy.bound_j == pytest.approx(400 * (0.1 + 0.2 + 0.2 + 0.2 + 0.2))
+
+
+def test_the_bound_is_of_the_largest_power_that_was_read(tmp_path: Path) -> None:
+    """What lies at the ends may be far above the mean."""
+    marks = _counted(100, (9.9, 9.9), (20.1, 20.1))
+    samples = [sample(at, power_draw_mw=700_000 if at == 20 else 100_000) for at in range(8, 23)]
+    (energy,) = observed(tmp_path, *marks, *samples, end()).report.energy
+    assert energy.bound_j == pytest.approx(700 * (0.1 + 0.2))
+
+
+def test_power_that_is_read_more_rarely_than_every_second_is_held(tmp_path: Path) -> None:
+    """Every reading until the next one is due."""
+    samples = [sample(6 + 1.5 * at, power_draw_mw=400_000) for at in range(12)]
+    (energy,) = observed(tmp_path, *samples, end(), head=header(interval_ns=3 * S // 2)).report.energy
+    assert (energy.source, energy.coverage) == ("power_held", 1.0)
+    assert energy.value_j == pytest.approx(4_000)
+
+
 def test_two_energies_that_disagree_are_a_note(tmp_path: Path) -> None:
     """The counter says ten times what the power readings say."""
     marks = [
@@ -267,7 +323,7 @@ def test_long_series_are_cut_into_records(tmp_path: Path) -> None:
 
 def test_the_log_s_own_account_is_in_the_report(tmp_path: Path) -> None:
     """Missed deadlines, gaps, events, and what sampling cost."""
-    gap = Gap(begin_ns=S, end_ns=2 * S, reason="lost")
+    gap = LoggedGap(begin_ns=S, end_ns=2 * S, reason="lost")
     event = Event(mono_ns=S, name="wall_step", data={})
     last = end(gaps=({"begin_ns": S, "end_ns": 2 * S, "reason": "lost"},), num_gaps=1)
     report = observed(tmp_path, gap, event, *every_second(a=1), last).report
@@ -277,6 +333,29 @@ def test_the_log_s_own_account_is_in_the_report(tmp_path: Path) -> None:
     assert (report.late_median_ns, report.late_max_ns) == (1000, 1000)
 
 
+def test_the_gap_of_one_device_is_not_one_of_everything(tmp_path: Path) -> None:
+    """While it was lost the rest was sampled."""
+    gaps = [
+        {"begin_ns": S, "end_ns": 2 * S, "reason": "lost", "device": GPU, "num_records": None},
+        {"begin_ns": S, "end_ns": 2 * S, "reason": "late", "device": None, "num_records": None},
+    ]
+    report = observed(tmp_path, *every_second(a=1), end(gaps=tuple(gaps), num_gaps=2)).report
+    assert [(gap.reason, gap.device) for gap in report.gaps] == [("lost", GPU), ("late", None)]
+
+
+def test_how_often_things_were_read_is_in_the_report(tmp_path: Path) -> None:
+    """And how often the driver did not answer."""
+    cadence = {"tree": {"num": 7, "longest_ns": 2 * S}}
+    report = observed(tmp_path, *every_second(a=1), end(cadence=cadence, num_nvml_errors=3)).report
+    assert (report.cadence, report.num_nvml_errors) == (cadence, 3)
+
+
+def test_a_last_record_of_before_says_nothing_of_what_it_did_not_count(tmp_path: Path) -> None:
+    """Not that there were no errors."""
+    report = observed(tmp_path, *every_second(a=1), end()).report
+    assert (report.cadence, report.num_nvml_errors) == ({}, None)
+
+
 def test_a_log_without_its_end_is_read_and_said(tmp_path: Path) -> None:
     """A monitor that was killed leaves its samples."""
     seen = observed(tmp_path, *every_second(power_draw_mw=1))
@@ -284,6 +363,44 @@ def test_a_log_without_its_end_is_read_and_said(tmp_path: Path) -> None:
     assert report.num_samples == 15
     assert report.num_missed is None
     assert any("without its last record" in note for note in seen.notes)
+
+
+def test_a_monitor_that_did_not_end_is_not_said_to_have_lost_nothing(tmp_path: Path) -> None:
+    """Its gaps are those that it wrote as they ended; how much was lost after them nobody counted."""
+    gaps = [
+        LoggedGap(begin_ns=S, end_ns=2 * S, reason="disk_full", num_records=500),
+        LoggedGap(begin_ns=2 * S, end_ns=9 * S, reason="lost", device=GPU),
+    ]
+    report = observed(tmp_path, *gaps, *every_second(power_draw_mw=1)).report
+    assert [(gap.begin_ns, gap.reason, gap.device) for gap in report.gaps] == [
+        (S, "disk_full", None),
+        (2 * S, "lost", GPU),
+    ]
+    assert report.num_dropped_records is None
+    assert (report.cadence, report.num_nvml_errors) == ({}, None)
+
+
+def test_what_reports_have_not_had_from_the_begin_is_left_out_where_it_says_nothing() -> None:
+    """So older readers see what they know, and reports of before are read."""
+    report = MonitorReport(gaps=(Gap(begin_ns=1, end_ns=2, reason="late"),))
+    plain = to_plain(report)
+    assert not {"cadence", "num_nvml_errors"} & plain.keys()
+    assert plain["gaps"] == [{"begin_ns": 1, "end_ns": 2, "reason": "late"}]
+    assert from_plain(MonitorReport, plain, Counter()) == report
+
+
+def test_all_that_reports_say_now_comes_back() -> None:
+    """As it was written."""
+    report = MonitorReport(
+        gaps=(Gap(begin_ns=1, end_ns=2, reason="lost", device=GPU),),
+        num_dropped_records=None,
+        cadence={"pss": {"num": 3, "longest_ns": S}},
+        num_nvml_errors=2,
+        memory=(MemoryAccount(uuid=GPU, mono_ns=1, rows=(), unread_peak_bytes=5, unread_peak_ns=4),),
+    )
+    unknown: Counter[str] = Counter()
+    assert from_plain(MonitorReport, jsonio.loads(jsonio.dumps(to_plain(report))), unknown) == report
+    assert not unknown
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a log\n{}\n"])

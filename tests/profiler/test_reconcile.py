@@ -11,6 +11,7 @@ from lucid_profiler.reconcile import (
     MemoryReadings,
     Reconciliation,
     Term,
+    TimedReadings,
     reconcile,
     reconcile_peak,
     reconcile_series,
@@ -233,23 +234,60 @@ def test_nothing_read_is_nothing_known() -> None:
     assert found.warning is None
 
 
+def at(mono_ns: int, given: MemoryReadings | None = None, **how: int) -> TimedReadings:
+    """Return what counts for a moment."""
+    return TimedReadings(mono_ns=mono_ns, readings=given or readings(), **how)
+
+
 def test_a_series_has_the_rows_of_every_sample() -> None:
     """In the order given, gaps included."""
-    gap = MemoryReadings()
-    series = reconcile_series([(5, readings()), (6, gap)])
+    series = reconcile_series([at(5), at(6, MemoryReadings())])
     assert [(one.mono_ns, one.memory.device_used.bytes) for one in series] == [(5, 10_000 * MIB), (6, None)]
 
 
 def test_the_peak_is_one_sample() -> None:
-    """The first of the largest; its terms are of its own time."""
-    larger = readings(device_used=term(9_500), others=term(490))
-    peak = reconcile_peak([(1, readings()), (2, larger), (3, MemoryReadings()), (4, larger)])
+    """The first of the largest where all are as good; its terms are of its own time."""
+    larger = readings(device_used=term(9_700), others=term(690))
+    peak = reconcile_peak([at(1), at(2, larger), at(3, MemoryReadings()), at(4, larger)])
     assert peak is not None
-    assert peak.mono_ns == 2
+    assert (peak.mono_ns, peak.unread) == (2, None)
     assert peak.memory == reconcile(larger)
+
+
+def test_of_samples_near_the_largest_the_one_with_the_nearest_terms_is_the_peak() -> None:
+    """Within 1 % of the largest use; beyond that nothing makes up for being smaller."""
+    larger, near = readings(device_used=term(9_700)), readings(device_used=term(9_640))
+    peak = reconcile_peak([at(1, larger, age_ns=900), at(2, near, age_ns=5), at(3, near, age_ns=7), at(4, age_ns=0)])
+    assert peak is not None
+    assert (peak.mono_ns, peak.unread) == (2, None)
+
+
+def test_a_peak_whose_terms_were_not_read_is_told_beside_the_one_that_has_them() -> None:
+    """It is larger by more than 1 %: what was read of smaller times does not explain it."""
+    spike = readings(device_used=term(20_000), torch_reserved=Term(reason="not_read"))
+    peak = reconcile_peak([at(1, age_ns=9), at(2, spike, num_unread=1), at(3, age_ns=4)])
+    assert peak is not None
+    assert (peak.mono_ns, peak.memory.residue_share) == (3, 0.001)
+    assert peak.unread is not None
+    assert (peak.unread.mono_ns, peak.unread.memory.device_used.bytes) == (2, (20_000 + 590) * MIB)
+
+
+def test_a_peak_just_above_one_that_has_its_terms_needs_no_words() -> None:
+    """Less than 1 % is no spike."""
+    peak = reconcile_peak([at(1), at(2, readings(device_used=term(9_480)), num_unread=1)])
+    assert peak is not None
+    assert (peak.mono_ns, peak.unread) == (1, None)
+
+
+def test_where_no_sample_has_all_terms_the_largest_is_the_peak() -> None:
+    """Its rows say what was not read."""
+    larger = readings(device_used=term(9_700), torch_reserved=Term(reason="not_read"))
+    peak = reconcile_peak([at(1, num_unread=1), at(2, larger, num_unread=1)])
+    assert peak is not None
+    assert (peak.mono_ns, peak.memory.residue_share, peak.unread) == (2, None, None)
 
 
 def test_without_a_known_sample_there_is_no_peak() -> None:
     """Not one of 0 bytes."""
     assert reconcile_peak([]) is None
-    assert reconcile_peak([(1, MemoryReadings())]) is None
+    assert reconcile_peak([at(1, MemoryReadings())]) is None

@@ -2,8 +2,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,11 @@ def play(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     def open_gpus(
         *devices: Mapping[str, Any],
         environ: Mapping[str, str] | None = None,
-        uuids: list[str] | None = None,
         proc: Path = tmp_path,
         **entries: Any,
     ) -> Gpus:
         fake_nvml.install(scenario(*devices, **{"clock": "manual", **entries}), tmp_path, monkeypatch)
-        opened.append(Gpus.open(clock=clock, environ=environ, uuids=uuids, proc=proc))
+        opened.append(Gpus.open(clock=clock, environ=environ, proc=proc))
         return opened[-1]
 
     yield open_gpus
@@ -115,7 +114,7 @@ def test_a_device_tells_who_it_is(play: Open) -> None:
 def test_a_driver_that_does_not_open_is_a_reason(play: Open, code: int, reason: str) -> None:
     """Nothing is raised, there are no devices, and the reason is named."""
     gpus = play(device(), init={"error": code})
-    assert (gpus.reason, gpus.devices, gpus.read_fast(), gpus.read_energy()) == (reason, (), {}, {})
+    assert (gpus.reason, gpus.devices, gpus.read_fast(), gpus.read_energy()) == (reason, (), {}, ({}, {}))
     assert gpus.read_processes([1]) == {}
 
 
@@ -183,7 +182,7 @@ def test_no_permission_on_every_reading_leaves_the_device(play: Open) -> None:
     """In a container that may read nothing, every field says so and the device is listed."""
     refused: dict[str, Any] = {call: {"error": 4} for call in READINGS}
     gpus = play(device(**refused))
-    for sheets in (gpus.read_fast(), gpus.read_energy(), gpus.read_processes([1])):
+    for sheets in (gpus.read_fast(), gpus.read_energy()[0], gpus.read_processes([1])):
         assert set(only(sheets)[1].values()) == {"no_permission"}
     assert gpus.reason is None
 
@@ -394,7 +393,10 @@ def test_one_failed_question_is_not_a_driver_that_is_away(play: Open, call: str)
     """Unknown Error for one question makes its fields None, is asked again at once and stops nothing."""
     steps: dict[str, Any] = {call: [{"error": 999}, {"value": 7 if call == "energy" else [], "from_call": 1}]}
     gpus = play(device(**steps))
-    read = gpus.read_energy if call == "energy" else partial(gpus.read_processes, [10])
+
+    def read() -> dict[str, tuple[Values, Reasons]]:
+        return gpus.read_energy()[0] if call == "energy" else gpus.read_processes([10])
+
     assert set(only(read())[1].values()) == {"unknown_error"}
     assert only(gpus.read_fast()) == (FAST_FIELDS, {})
     assert "unknown_error" not in only(read())[1].values()
@@ -430,7 +432,7 @@ def test_only_what_the_process_sees_is_read(play: Open, visible: str | None, uui
     """NVML's order is not CUDA's: devices are numbered by bus and told by UUID; the others are listed and not read."""
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     gpus = play(*TWO, environ=environ)
-    assert gpus.read_fast().keys() == gpus.read_energy().keys() == uuids
+    assert gpus.read_fast().keys() == gpus.read_energy()[0].keys() == uuids
     assert {found.uuid for found in gpus.devices} == {UUID, OTHER}
     assert {found.uuid for found in gpus.devices if found.is_target} == uuids
 
@@ -439,25 +441,16 @@ SLOW_AND_FAST = (device(name="NVIDIA T400"), device(uuid=OTHER, pci="00000000:02
 
 
 def test_a_number_among_different_gpus_is_not_guessed(play: Open) -> None:
-    """CUDA numbers by speed: which card 0 is can only the process say; until then both are read, with a note."""
+    """CUDA numbers by speed: which card 0 is can only the process say; both are read, with a note."""
     gpus = play(*SLOW_AND_FAST, environ={"CUDA_VISIBLE_DEVICES": "0"})
     assert gpus.read_fast().keys() == {UUID, OTHER}
     assert any("CUDA_DEVICE_ORDER" in note for note in gpus.notes)
-    gpus.watch([OTHER.removeprefix("GPU-")])
-    assert gpus.read_fast() == {OTHER: (FAST_FIELDS, {})}
-    assert [found.is_target for found in gpus.devices] == [False, True]
 
 
 def test_a_number_by_bus_is_known(play: Open) -> None:
     """With CUDA_DEVICE_ORDER=PCI_BUS_ID different GPUs are numbered by bus."""
     environ = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert play(*SLOW_AND_FAST, environ=environ).read_fast().keys() == {UUID}
-
-
-def test_what_the_process_says_goes_before_its_environment(play: Open) -> None:
-    """UUIDs that CUDA showed are the truth."""
-    gpus = play(*TWO, environ={"CUDA_VISIBLE_DEVICES": "0"}, uuids=[UUID])
-    assert gpus.read_fast().keys() == {UUID}
 
 
 def instance(uuid: str, number: int) -> dict[str, Any]:
@@ -471,7 +464,7 @@ def test_a_divided_gpu_is_counted_once(play: Open) -> None:
     """Power, clocks and energy appear on the GPU, memory and processes on its instances, and nothing on both."""
     gpus = play(device(mig=[instance(FIRST, 1), instance(SECOND, 2)]))
     assert [(found.uuid, found.parent_uuid) for found in gpus.devices] == [(UUID, None), (FIRST, UUID), (SECOND, UUID)]
-    fast, energy, processes = gpus.read_fast(), gpus.read_energy(), gpus.read_processes([101])
+    fast, (energy, _), processes = gpus.read_fast(), gpus.read_energy(), gpus.read_processes([101])
     for field in FAST_FIELDS:
         known = {uuid for uuid, (values, _) in fast.items() if values[field] is not None}
         if field in MEMORY_FIELDS:
@@ -510,7 +503,14 @@ def test_memory_of_the_processes_is_shared_out(play: Open) -> None:
         "num_other_processes": 1,
         "num_unknown_processes": 0,
     }
-    assert (reasons, gpus.matches, gpus.notes) == ({}, {UUID: "pid"}, [])
+    assert (reasons, gpus.notes) == ({}, [])
+
+
+def test_a_process_that_is_not_known_yet_is_asked_for(play: Open) -> None:
+    """A rank that was started a moment ago is the target's before it counts as somebody else."""
+    gpus = play(device(compute_processes=[[1, 30 * GIB], [os.getpid(), 9 * GIB]]), proc=Path("/proc"))
+    values, _ = only(gpus.read_processes([], is_member=lambda pid: pid == os.getpid()))
+    assert (values["process_memory_bytes"], values["others_memory_bytes"]) == (9 * GIB, 30 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -551,11 +551,11 @@ def test_a_list_without_permission_is_none(play: Open) -> None:
 def test_energy_is_what_the_counter_moved(play: Open) -> None:
     """Over 10 s of 412 W the difference is right within its bound; over 5 ms it is not told."""
     gpus = play(device())
-    begin = only(gpus.read_energy())[0]["energy_mj"]
+    begin = only(gpus.read_energy()[0])[0]["energy_mj"]
     fake_nvml.advance(0.005)
-    soon = only(gpus.read_energy())[0]["energy_mj"]
+    soon = only(gpus.read_energy()[0])[0]["energy_mj"]
     fake_nvml.advance(9.995)
-    end = only(gpus.read_energy())[0]["energy_mj"]
+    end = only(gpus.read_energy()[0])[0]["energy_mj"]
     assert difference(begin, soon, window_ns=5_000_000).reason == "below_resolution"
     energy = difference(begin, end, window_ns=10**10)
     assert energy.value_j is not None
@@ -565,7 +565,25 @@ def test_energy_is_what_the_counter_moved(play: Open) -> None:
 
 def test_a_gpu_without_a_counter_has_no_energy(play: Open) -> None:
     """No counter is None, never 0."""
-    assert only(play(device(energy=None)).read_energy()) == ({"energy_mj": None}, {"energy_mj": "not_supported"})
+    sheets, times = play(device(energy=None)).read_energy()
+    assert (only(sheets), times) == (({"energy_mj": None}, {"energy_mj": "not_supported"}), {})
+
+
+def test_each_counter_has_its_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is read after the one before it: the times enclose one device's call and not all of them."""
+    slow = [
+        device(energy={"value": 1, "latency_us": 5_000}),
+        device(uuid=OTHER, pci="00000000:02:00.0", energy={"value": 2}),
+    ]
+    fake_nvml.install(scenario(*slow), tmp_path, monkeypatch)
+    gpus = Gpus.open(clock=time.monotonic_ns)
+    begin_ns = time.monotonic_ns()
+    _, times = gpus.read_energy()
+    end_ns = time.monotonic_ns()
+    gpus.close()
+    (first, second) = (times[UUID], times[OTHER])
+    assert begin_ns <= first[0] < first[1] <= second[0] < second[1] <= end_ns
+    assert first[1] - first[0] >= 5_000_000
 
 
 def test_the_costs_of_the_calls_are_known(play: Open) -> None:
@@ -576,6 +594,18 @@ def test_the_costs_of_the_calls_are_known(play: Open) -> None:
     assert gpus.num_calls["power_usage"] == 3
     assert gpus.nvml_ns["power_usage"] >= 3 * 2_000_000
     assert gpus.nvml_ns.keys() == gpus.num_calls.keys()
+
+
+def test_the_costs_of_opening_are_known(play: Open) -> None:
+    """Whatever is asked to list the devices is counted and timed like every other call."""
+    slow = {"value": [0, 0], "latency_us": 20_000}
+    gpus = play(device(mig_mode=slow), device(uuid=OTHER, pci="00000000:02:00.0"))
+    assert gpus.nvml_ns["mig_mode"] >= 20_000_000
+    for call in ("handle_by_index", "uuid", "name", "pci", "mig_mode", "memory"):
+        assert gpus.num_calls[call] == 2, call
+    gpus = play(device(mig=[instance(FIRST, 1), instance(SECOND, 2)]))
+    for call in ("mig_handle", "gpu_instance", "compute_instance"):
+        assert gpus.num_calls[call] >= 2, call
 
 
 def test_graphics_processes_and_process_utilization_are_never_asked(play: Open) -> None:

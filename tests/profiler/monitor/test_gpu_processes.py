@@ -43,6 +43,23 @@ def test_the_targets_processes_are_told_from_others(tmp_path: Path, add: Add) ->
     assert (shares.num_others, shares.num_unknown, shares.match) == (1, 0, "pid")
 
 
+def test_a_process_is_asked_about_before_it_counts_as_another_s(tmp_path: Path, add: Add) -> None:
+    """Only one that runs here and is not known yet."""
+    add("self")
+    for pid in (10, 11, 20):
+        add(pid)
+    asked = []
+
+    def is_member(pid: int) -> bool:
+        asked.append(pid)
+        return pid == 11
+
+    listed = [GpuProcess(pid=pid, used_bytes=pid * MIB) for pid in (10, 11, 20, 645_400)]
+    shares = share_out(listed, {10}, is_member=is_member, proc=tmp_path)
+    assert (shares.process.value, shares.others.value) == (21 * MIB, (20 + 645_400) * MIB)
+    assert (shares.num_others, shares.num_unknown, asked) == (1, 1, [11, 20])
+
+
 def test_a_process_that_has_ended_hides_no_other(tmp_path: Path, add: Add) -> None:
     """Of three entries the middle one is dead and the last one ours: ours is found."""
     add("self")

@@ -61,6 +61,7 @@ RECORDS: tuple[Record, ...] = (
     AnchorTaken(mono_ns=12, wall_ns=WALL_NS, boot_ns=13, uncertainty_ns=1),
     Event(mono_ns=14, name="wall_step", data={"size_ns": -5}),
     Mark(mono_ns=15, name="fit\nbegin", energy_mj={UUID: None}, read_ns=16),
+    Mark(mono_ns=15, name="fit end", energy_mj={UUID: 4}, read_ns=16, energy_ns={UUID: (15, 16)}),
     TargetExit(mono_ns=17, pid=7, status={"returncode": None, "signal": "SIGKILL"}),
     TargetExit(mono_ns=17, pid=7, status=None),
     End(
@@ -77,6 +78,8 @@ RECORDS: tuple[Record, ...] = (
         nvml_calls={"power_usage": {"num": 1, "total_ns": 2}},
         num_dropped_records=0,
         status="stopped",
+        cadence={"tree": {"num": 3, "longest_ns": 7}},
+        num_nvml_errors=2,
     ),
 )
 

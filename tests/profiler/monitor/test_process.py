@@ -6,7 +6,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from lucid_profiler.monitor.log import read_log
 from lucid_profiler.monitor.process import launch
 from lucid_profiler.monitor.protocol import encode
 from lucid_profiler.monitor.records import End, Header, Mark, Sample, TargetExit
+from lucid_profiler.monitor.tree import read_stat
 from support import fake_nvml
 
 LIMIT_S = 30.0  # for what takes a fraction of a second on a machine that is not busy
@@ -96,19 +97,27 @@ def _parent(name: str) -> int:
         return 0
 
 
-def test_a_monitor_follows_until_it_is_stopped(target: "subprocess.Popen[bytes]", output: Path) -> None:
+def test_a_monitor_follows_until_it_is_stopped(
+    target: "subprocess.Popen[bytes]", output: Path, directory: Path
+) -> None:
     """Samples come at their interval, marks are answered, and the last record is there when `stop` returns."""
-    monitor = launch(target_pid=target.pid, output=output, interval_s=0.02, with_nvml=False, timeout_s=LIMIT_S)
+    monitor = launch(
+        target_pid=target.pid,
+        output=output,
+        interval_s=0.02,
+        with_nvml=False,
+        directory=directory,
+        timeout_s=LIMIT_S,
+    )
     assert monitor.reason is None
     wait_for_samples(output, 3)
-    mark = monitor.mark("fit begin")
-    status = monitor.status()
-    assert mark is not None
-    assert status is not None
-    assert status["num_samples"] >= 3
+    client = connect(directory, timeout_s=LIMIT_S)
+    assert client is not None
+    mark = client.request("mark", name="fit begin")
+    assert client.request("status")["num_samples"] >= 3
+    client.close()
     monitor.stop(LIMIT_S)
     monitor.stop()
-    assert monitor.mark("late") is None
     records = read_log(output).records
     assert isinstance(records[0], Header)
     assert records[0].interval_ns == 20_000_000
@@ -130,6 +139,21 @@ def test_devices_are_read_in_the_monitor_s_process(
     samples = [record for record in read_log(output).records if isinstance(record, Sample)]
     assert {uuid for sample in samples for uuid in sample.gpus} == {fake_nvml.UUID}
     assert samples[0].gpus[fake_nvml.UUID]["power_draw_mw"] == 412_345
+
+
+def test_a_monitor_s_own_processor_time_is_the_kernel_s(target: "subprocess.Popen[bytes]", output: Path) -> None:
+    """From the start of its process to its last record: more than before it was asked to stop, less than in all."""
+    before = os.times().children_user + os.times().children_system
+    monitor = launch(target_pid=target.pid, output=output, with_nvml=False, timeout_s=LIMIT_S)
+    assert monitor.pid is not None
+    wait_for_samples(output, 3)
+    stat = read_stat(monitor.pid)
+    assert stat is not None
+    monitor.stop(LIMIT_S)
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    after = os.times().children_user + os.times().children_system
+    error_s = 4 / ticks_per_s
+    assert stat.own_ticks / ticks_per_s - error_s <= end_of(output).own_cpu_s <= after - before + error_s
 
 
 def test_a_monitor_never_loads_torch(target: "subprocess.Popen[bytes]", output: Path) -> None:
@@ -219,21 +243,30 @@ def test_a_monitor_that_cannot_be_had_says_why(
     monitor = launch(**arguments)  # type: ignore[arg-type]
     assert monitor.reason is not None
     assert words in monitor.reason
-    assert (monitor.pid, monitor.mark("x"), monitor.status(), monitor.wait(0)) == (None, None, None, True)
+    assert (monitor.pid, monitor.wait(0)) == (None, True)
     monitor.stop()
     assert children() == before
 
 
-def test_a_disk_without_room_stops_nothing(target: "subprocess.Popen[bytes]") -> None:
+def test_a_disk_without_room_stops_nothing(target: "subprocess.Popen[bytes]", directory: Path) -> None:
     """Every record is dropped and counted, and the monitor still answers."""
     monitor = launch(
-        target_pid=target.pid, output=Path("/dev/full"), interval_s=0.01, with_nvml=False, timeout_s=LIMIT_S
+        target_pid=target.pid,
+        output=Path("/dev/full"),
+        interval_s=0.01,
+        with_nvml=False,
+        directory=directory,
+        timeout_s=LIMIT_S,
     )
     assert monitor.reason is None
     deadline = time.monotonic() + LIMIT_S
-    while (status := monitor.status()) is not None and status["num_dropped_records"] < 5:
+    status: Mapping[str, Any] = {"num_dropped_records": 0}
+    while status["num_dropped_records"] < 5:
         assert time.monotonic() < deadline
-    assert status is not None
+        client = connect(directory, timeout_s=LIMIT_S)
+        assert client is not None
+        status = client.request("status")
+        client.close()
     assert status["num_samples"] >= 4
     monitor.stop(LIMIT_S)
     assert target.poll() is None
@@ -315,7 +348,7 @@ def test_a_daemon_outlives_its_launcher_and_is_found_by_others(
     client = connect(directory, timeout_s=LIMIT_S)
     assert client is not None
     start: dict[str, Any] = {"pid": target.pid, "output": str(output), "interval_s": 0.1, "with_nvml": False}
-    assert client.request("start", id="a", **start) == {"ok": True, "already": True, "id": "a"}
+    assert client.request("start", **start) == {"ok": True, "already": True}
     with pytest.raises(EnvironmentUnusableError, match=f"follows process {target.pid} already"):
         client.request("start", **{**start, "pid": os.getpid()})
     _refuses(client)

@@ -22,7 +22,7 @@ def test_messages_arrive_whole_however_they_are_cut(messages: list[dict[str, obj
             while (message := decoder.next()) is not None:
                 got.append(message)
     assert got == messages
-    assert decoder.is_empty
+    assert decoder.next() is None
 
 
 def test_a_frame_is_its_length_and_json() -> None:

@@ -1,5 +1,6 @@
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tracemalloc
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from lucid_profiler.monitor.gpu import Gpus
+from lucid_profiler.monitor.gpu_reader import GpuReader, NoGpus
 from lucid_profiler.monitor.log import Log, read_log
 from lucid_profiler.monitor.records import End, Event, Gap, Header, Mark, ReasonsChanged, Sample, TargetExit
-from lucid_profiler.monitor.sampler import GpuReader, NoGpus, Sampler
+from lucid_profiler.monitor.sampler import Sampler
 from lucid_profiler.monitor.target import Target
+from lucid_profiler.monitor.tree import Tree
 from support import fake_nvml
 from support.clock import ManualClock
 
@@ -95,7 +98,39 @@ def test_without_devices_the_log_has_the_same_form(run: Run) -> None:
     assert all(sample.gpus == {} for sample in samples)
     assert isinstance(end, End)
     assert (end.num_samples, end.num_missed, end.num_gaps, end.status) == (11, 0, 0, "stopped")
-    assert (end.nvml_s, end.nvml_calls, end.num_dropped_records) == (0, {}, 0)
+    assert (end.nvml_s, end.nvml_calls, end.num_nvml_errors, end.num_dropped_records) == (0, {}, 0, 0)
+    slow = {"num": 2, "longest_ns": 10 * INTERVAL_NS}
+    assert end.cadence == {"children": slow, "tree": {"num": 11, "longest_ns": INTERVAL_NS}, "pss": slow}
+
+
+def test_a_tree_that_is_read_more_rarely_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a reading takes 1.2 ms, 0.4 % of a core is one in 0.3 s: no deadline is missed, yet fields are absent."""
+
+    def cpu_ns() -> int:
+        run.clock.cpu += 1_200_000
+        return run.clock.cpu
+
+    monkeypatch.setattr(run.clock, "cpu_ns", cpu_ns)
+    run.sampler.begin()
+    run.ticks(11)
+    log = run.finish()
+    is_read = ["cpu_time_s" in (sample.host or {}) for sample in samples_of(log)]
+    assert is_read == [index in {0, 1, 3, 6, 9} for index in range(11)]
+    end = log.records[-1]
+    assert isinstance(end, End)
+    assert end.num_missed == 0
+    assert end.cadence["tree"] == {"num": 5, "longest_ns": 3 * INTERVAL_NS}
+
+
+def test_own_processor_time_counts_from_the_start_of_the_process(run: Run) -> None:
+    """Opening the driver and importing modules come before the first sample and are part of the cost."""
+    run.clock.cpu = 1_250_000_000
+    run.sampler.begin()
+    run.clock.cpu += 500_000_000
+    assert run.sampler.status()["own_cpu_s"] == 1.75
+    end = run.finish().records[-1]
+    assert isinstance(end, End)
+    assert end.own_cpu_s == 1.75
 
 
 def test_devices_are_read_by_tier(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +154,53 @@ def test_devices_are_read_by_tier(run: Run, tmp_path: Path, monkeypatch: pytest.
     marks = [record for record in log.records if isinstance(record, Mark)]
     assert [mark.name for mark in marks] == ["begin", "fit begin", "end"]
     assert all(mark.energy_mj[UUID] for mark in marks)
+    for mark in marks:
+        ((uuid, (begin_ns, end_ns)),) = mark.energy_ns.items()
+        assert uuid == UUID
+        assert mark.mono_ns <= begin_ns <= end_ns <= mark.read_ns
     assert end.nvml_calls["power_usage"]["num"] == 21
+    assert end.cadence["processes"] == {"num": 3, "longest_ns": 10 * INTERVAL_NS}
     assert end.distinct[f"gpu:{UUID}.power_draw_mw"] == 1
+
+
+def test_time_inside_the_driver_and_its_errors_are_counted(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over all calls, those of opening included."""
+    calls: dict[str, Any] = {"power_usage": {"error": 3}, "mig_mode": {"value": [0, 0], "latency_us": 10_000}}
+    fake_nvml.install(fake_nvml.scenario(fake_nvml.device(**calls)), tmp_path, monkeypatch)
+    run.use_gpus()
+    run.sampler.begin()
+    run.ticks(2)
+    end = run.finish().records[-1]
+    assert isinstance(end, End)
+    assert end.nvml_s >= 0.01
+    assert end.nvml_s == pytest.approx(sum(one["total_ns"] for one in end.nvml_calls.values()) / 1e9)
+    assert end.nvml_calls["mig_mode"]["total_ns"] >= 10_000_000
+    assert end.num_nvml_errors == 1
+
+
+def test_a_child_that_the_driver_lists_is_the_target_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was started since the last look at the machine's processes; from then on it is followed."""
+    script = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        run = Run(tmp_path / "monitor.jsonl", process.pid)
+        listed = fake_nvml.device(compute_processes=[[child, 9 * 2**30], [os.getpid(), 2**30]])
+        fake_nvml.install(fake_nvml.scenario(listed), tmp_path, monkeypatch)
+        monkeypatch.setattr(Tree, "scan", lambda _: None)
+        run.use_gpus()
+        run.sampler.begin()
+        run.ticks(2)
+        log = run.finish()
+        run.target.close()
+        os.killpg(process.pid, signal.SIGKILL)
+    first, second = samples_of(log)
+    values = first.gpus[UUID]
+    assert (values["process_memory_bytes"], values["others_memory_bytes"]) == (9 * 2**30, 2**30)
+    assert (second.host or {})["num_processes"] == 2
 
 
 def test_the_reason_of_a_null_stands_before_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,17 @@ from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.target import ExitStatus, Target, open_pidfd
 
 LIMIT_S = 20
+STRANGER = """
+import os, sys
+from lucid_profiler.monitor.target import Target
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+target = Target(int(sys.argv[1]))
+print("follows", flush=True)
+sys.stdin.read()
+print(target.has_ended(), target.exit_status())
+"""
 WAITING = "import sys; sys.exit(int(sys.stdin.readline() or 0))"
 
 
@@ -72,6 +83,31 @@ def test_the_status_of_a_target_is_known(
     expected = [ExitStatus(returncode=3, signal=None)]
     assert target.exit_status() in (expected if not is_reaped else [*expected, None])
     assert target.environ() is None
+
+
+def test_a_status_of_0_is_believed_only_where_it_is_shown(
+    process: "subprocess.Popen[bytes]", target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel shows 0 to whoever may not know: then the status is not known."""
+    end(process, 0, is_reaped=False)
+    assert target.exit_status() == ExitStatus(returncode=0, signal=None)
+    monkeypatch.setattr("lucid_profiler.monitor.target._may_look_into", lambda _: False)
+    assert target.exit_status() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_how_another_user_s_process_ended_is_not_known(process: "subprocess.Popen[bytes]") -> None:
+    """A crash is not a success because nobody may see it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STRANGER, str(process.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as stranger:
+        assert stranger.stdin is not None
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == b"follows\n"
+        process.send_signal(signal.SIGSEGV)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        stranger.stdin.close()
+        assert stranger.stdout.read() == b"True None\n"
 
 
 def test_a_signal_that_ended_the_target_is_named(process: "subprocess.Popen[bytes]", target: Target) -> None:
@@ -147,13 +183,14 @@ def test_no_descriptor_is_left_where_a_target_is_refused(process: "subprocess.Po
 def test_the_first_process_of_a_namespace_can_be_followed() -> None:
     """In a container the training is often process 1."""
     script = (
-        "import os, sys; from lucid_profiler.monitor.target import Target; "
+        "import os, sys, time; from lucid_profiler.monitor.target import Target; "
         "from lucid_profiler.monitor.tree import Tree\n"
-        "if os.fork() == 0:\n"
+        "if os.fork() == 0: time.sleep(60)\n"
+        "if (pid := os.fork()) == 0:\n"
         "    target = Target(1)\n"
         "    tree = Tree(1, start_ticks=target.start_ticks); tree.scan()\n"
         "    print(os.getppid(), tree.read()[0]['num_processes'], flush=True); os._exit(0)\n"
-        "os.wait()"
+        "os.waitpid(pid, 0)"
     )
     command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)

@@ -1,15 +1,12 @@
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from lucid_profiler.monitor.tree import Total, Tree, read_available_bytes, read_own_peak_bytes, read_stat
+from lucid_profiler.monitor.tree import Tree, read_available_bytes, read_own_peak_bytes, read_stat
 
 LIMIT_S = 20
 # Starts a child that burns `seconds` of processor time and takes its status; prints when that is done, then waits.
@@ -29,18 +26,46 @@ subprocess.run([sys.executable, "-c", grandchild])
 print("done", flush=True)
 sys.stdin.read()
 """  # noqa: E501 - a program in one line
+# Never asks how its two children ended. The first burns, prints, and ends at a line; then the second burns more.
+UNASKED = """
+import os, signal, sys, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def burn(seconds):
+    while time.process_time() < seconds: pass
+first, go = os.pipe(), os.pipe()
+if not (child := os.fork()):
+    burn(0.3)
+    print("burnt", flush=True)
+    os.read(first[0], 1)
+    os._exit(0)
+if not os.fork():
+    os.read(go[0], 1)
+    burn(0.6)
+    print("burnt too", flush=True)
+    time.sleep(600)
+sys.stdin.readline()
+os.write(first[1], b"x")
+while os.path.exists(f"/proc/{child}"): time.sleep(0.01)
+os.write(go[1], b"x")
+sys.stdin.readline()
+"""
 
 
 @contextmanager
 def running(program: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a program that ends with its standard input."""
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         try:
             yield process
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(LIMIT_S)
+            try:
+                process.wait(LIMIT_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def tree_of(process: "subprocess.Popen[bytes]") -> Tree:
@@ -96,6 +121,75 @@ def test_processor_time_of_a_child_that_has_ended_stays() -> None:
         values, _ = tree.read()
         assert values["num_processes"] == 1
         assert number(values["cpu_time_s"]) - before >= 0.25
+
+
+def test_processor_time_that_a_parent_took_counts_once() -> None:
+    """A child that was seen to use time and whose status was taken is in its parent's time, and nowhere else."""
+    with running(WITH_CHILD.format(seconds=0.4)) as process:
+        tree = tree_of(process)
+
+        def has_used() -> bool:
+            tree.scan()
+            tree.read()
+            child = read_stat(tree.pids[-1])
+            return len(tree.pids) == 2 and child is not None and child.own_ticks >= 10
+
+        until(has_used)
+        tree.read()
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        total_s = number(tree.read()[0]["cpu_time_s"])
+        parent = read_stat(process.pid)
+        assert parent is not None
+        assert total_s <= (parent.own_ticks + parent.inherited_ticks) / os.sysconf("SC_CLK_TCK")
+
+
+def test_processor_time_that_nobody_asks_for_stays() -> None:
+    """Where a parent ignores how its children end, Linux adds their time to nobody; a busy sibling does not hide it."""
+    with running(UNASKED) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        tree = tree_of(process)
+        assert process.stdout.readline() == b"burnt\n"
+        tree.scan()
+        before = number(tree.read()[0]["cpu_time_s"])
+        assert before >= 0.25
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"burnt too\n"
+        values, _ = tree.read()
+        assert values["num_processes"] == 2
+        assert number(values["cpu_time_s"]) >= before + 0.5
+
+
+def test_a_process_is_asked_who_it_belongs_to() -> None:
+    """A grandchild that no scan has seen is found by its ancestors and joins; others do not."""
+    with running(ORPHAN.format(seconds=600)) as process, running("import sys; sys.stdin.read()") as stranger:
+        tree = tree_of(process)
+        seen = tree_of(process)
+
+        def is_seen() -> bool:
+            seen.scan()
+            return len(seen.pids) == 3
+
+        until(is_seen)
+        assert tree.pids == (process.pid,)
+        assert tree.owns(seen.pids[2])
+        assert tree.pids == seen.pids
+        assert tree.read()[0]["num_processes"] == 3
+        assert [tree.owns(pid) for pid in (stranger.pid, os.getpid(), 1, 0, -1, 2**22 + 1)] == [False] * 6
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_monitor_is_no_part_of_what_it_follows() -> None:
+    """A program may start the monitor that follows it."""
+    parent = read_stat(os.getppid())
+    assert parent is not None
+    tree = Tree(os.getppid(), start_ticks=parent.start_ticks)
+    with running("import sys; sys.stdin.read()") as child:
+        tree.scan()
+        assert not tree.owns(child.pid)
+        assert not {os.getpid(), child.pid} & set(tree.pids)
 
 
 def test_an_orphan_that_was_seen_stays_in_the_tree() -> None:
@@ -172,35 +266,3 @@ def test_memory_of_machine_and_monitor_is_known() -> None:
     """Both amounts are in bytes."""
     assert number(read_available_bytes()) > 1 << 20
     assert number(read_own_peak_bytes()) > 1 << 20
-
-
-@given(steps=st.lists(st.integers(0, 100), max_size=30))
-def test_a_sum_that_only_grows_is_passed_on(steps: list[int]) -> None:
-    """Without losses the total is the sum over the living."""
-    total = Total()
-    living = 0
-    for step in steps:
-        living += step
-        assert total.update(living) == living
-
-
-@given(sums=st.lists(st.integers(0, 1000), max_size=50))
-def test_a_total_never_falls(sums: list[int]) -> None:
-    """Whatever ends, what was used was used."""
-    total = Total()
-    totals = [total.update(living) for living in sums]
-    assert totals == sorted(totals)
-    assert all(one >= living for one, living in zip(totals, sums, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("sums", "expected"),
-    [
-        ((100, 40, 110), 110),  # 60 were on their way from a child to its parent
-        ((100, 40, 45, 50), 105 + 0),  # 60 are lost with a process that nobody asked for its status
-    ],
-)
-def test_only_what_stays_away_is_lost(sums: tuple[int, ...], expected: int) -> None:
-    """A sum that is lower for one look is a look in between; one that stays lower has lost something."""
-    total = Total()
-    assert [total.update(living) for living in sums][-1] == expected

@@ -5,27 +5,25 @@ A mean is one over readings that exist; a metric that the readings cannot carry 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
 from lucid_profiler.collect_device import Inside, bare_uuid
+from lucid_profiler.collect_energy import device_energy
 from lucid_profiler.context import Measured
 from lucid_profiler.errors import ReportError
 from lucid_profiler.memory_account import Accounted, memory_account
-from lucid_profiler.monitor.energy import Energy, describe, difference, integrate_power, prefer
 from lucid_profiler.monitor.log import Log, read_log
-from lucid_profiler.monitor.readings import REASONS
 from lucid_profiler.monitor.records import End, Event, Header, Mark, ReasonsChanged, Sample
-from lucid_profiler.monitor_mark import FIT_MARKS
+from lucid_profiler.monitor.records import Gap as LoggedGap
 from lucid_profiler.monitor_view import Known, Number, View, mean
 from lucid_profiler.monitored import DeviceEnergy, Gap, MonitoredDevice, MonitorReport
 from lucid_profiler.records import Metric, Samples, Wall
 
 SLOW = ":slow"  # ends the name of the series of what is read more rarely
 _COUNTED_EVENTS = frozenset({"wall_step", "suspend"})
-_SPOILT = frozenset({"counter_reset", "stuck_counter", "implausible"})
 
 R = TypeVar("R")
 Row = Mapping[str, Number | None]
@@ -84,7 +82,7 @@ def observe_monitor(
         interval_ns=header.interval_ns,
         used=inside.uuids,
     )
-    energy, notes = _energy(view, list(_all(log, Mark)))
+    energy, notes = device_energy(view, list(_all(log, Mark)))
     accounted = list(_accounts(view, inside, context))
     report = replace(
         _report(log, header, samples),
@@ -144,18 +142,23 @@ def _report(log: Log, header: Header, samples: Sequence[Sample]) -> MonitorRepor
         num_missed=end.num_missed if end else None,
         late_median_ns=round(median(lateness)) if lateness else None,
         late_max_ns=max(lateness, default=None),
-        gaps=tuple(
-            Gap(begin_ns=gap["begin_ns"], end_ns=gap["end_ns"], reason=gap["reason"])
-            for gap in (end.gaps if end else ())
-        ),
+        gaps=tuple(_gaps(log, end)),
         events=dict(Counter(event.name for event in _all(log, Event) if event.name in _COUNTED_EVENTS)),
         distinct=dict(end.distinct) if end else {},
         own_cpu_s=end.own_cpu_s if end else None,
         wall_s=end.wall_s if end else None,
         nvml_s=end.nvml_s if end else None,
-        num_dropped_records=end.num_dropped_records if end else 0,
+        num_dropped_records=end.num_dropped_records if end else None,
+        cadence={name: dict(of) for name, of in end.cadence.items()} if end else {},
+        num_nvml_errors=end.num_nvml_errors if end else None,
         memory_api=header.memory_api,
     )
+
+
+def _gaps(log: Log, end: End | None) -> Iterator[Gap]:
+    """Yield the gaps that the last record names; where there is none, those that were written as they ended."""
+    for gap in end.gaps if end else map(asdict, _all(log, LoggedGap)):
+        yield Gap(begin_ns=gap["begin_ns"], end_ns=gap["end_ns"], reason=gap["reason"], device=gap.get("device"))
 
 
 def _device(device: Mapping[str, Any]) -> MonitoredDevice:
@@ -220,44 +223,6 @@ _METRICS: tuple[tuple[str, str, Any], ...] = (
     ("gpu_clock_sm", "MHz", "none"),
     ("gpu_process_memory", "By", "lower"),
 )
-
-
-def _energy(view: View, marks: Sequence[Mark]) -> tuple[list[DeviceEnergy], list[str]]:
-    """Return each device's energy from the counter where the interval's ends were marked, else from power readings."""
-    found: list[DeviceEnergy] = []
-    notes: list[str] = []
-    for uuid in view.uuids:
-        power = [(sample.mono_ns, sample.gpus.get(uuid, {}).get("power_draw_mw")) for sample in view.samples]
-        held = integrate_power(power, begin_ns=view.wall.begin_ns, end_ns=view.wall.end_ns)
-        counter = _counter(view, marks, uuid)
-        best = prefer(counter, held)
-        found.append(
-            DeviceEnergy(
-                uuid=uuid,
-                value_j=best.value_j,
-                bound_j=best.bound_j,
-                source=best.source,
-                coverage=best.coverage,
-                reason=best.reason,
-            )
-        )
-        if counter.reason in _SPOILT:
-            notes.append(f"the energy counter of {uuid} was not used: {REASONS[counter.reason]}")
-        notes += filter(None, [describe(counter, held)])
-    return found, notes
-
-
-def _counter(view: View, marks: Sequence[Mark], uuid: str) -> Energy:
-    begin = view.mark(marks, FIT_MARKS[0], view.wall.begin_ns)
-    end = view.mark(marks, FIT_MARKS[1], view.wall.end_ns)
-    if begin is None or end is None:
-        return difference(None, None, window_ns=view.wall.end_ns - view.wall.begin_ns, reason="not_marked")
-    return difference(
-        begin.energy_mj.get(uuid),
-        end.energy_mj.get(uuid),
-        window_ns=end.mono_ns - begin.mono_ns,
-        reason=view.reasons.get(f"gpu:{uuid}.energy_mj"),
-    )
 
 
 def _total(energy: Sequence[DeviceEnergy], view: View) -> Known:

@@ -5,6 +5,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lucid_profiler.whole_lines import WholeLines
+
 __all__ = ["LOADED_SUFFIX", "Guard", "Journal"]
 
 LOADED_SUFFIX = ".loaded"  # of the empty file that says that a process has an agent
@@ -50,26 +52,30 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
+        self._lines: WholeLines | None = None
         self.complete = False
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one line.
 
         Raises:
-            OSError: the line cannot be written.
+            OSError: the line cannot be written; the lines after it are whole all the same.
             TypeError: a field holds something that JSON lines cannot carry.
         """
         from lucid_profiler import jsonio  # noqa: PLC0415 - a program that records nothing never loads orjson
 
         line = jsonio.dumps({"kind": kind, **fields}) + b"\n"
-        if self._fd is None:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        while line:
-            line = line[os.write(self._fd, line) :]
+        self._opened().append(line)
         self.complete = kind == "end"
 
     def close(self) -> None:
         """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
-            self._fd = None
+            self._fd = self._lines = None
+
+    def _opened(self) -> WholeLines:
+        if self._lines is None:
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._lines = WholeLines(self._fd)
+        return self._lines

@@ -6,16 +6,20 @@ What was read is in the run's samples, and its sums are among the run's metrics.
 from dataclasses import dataclass, field
 from typing import Literal
 
+_OPTIONAL = {"optional": True}  # not written at its default: added after the first reports
+
 __all__ = ["DeviceEnergy", "Gap", "MemoryAccount", "MemoryRow", "MonitorReport", "MonitoredDevice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A stretch in which nothing was sampled, on the clock of `time.monotonic_ns`."""
+    """A stretch without samples, or without those of one device, on the clock of `time.monotonic_ns`."""
 
     begin_ns: int
     end_ns: int
     reason: str
+    device: str | None = field(default=None, metadata=_OPTIONAL)
+    """UUID of the device that could not be read, while the rest was; None where nothing was sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,7 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAccount:
-    """Where a device's used memory was at the moment at which it was largest."""
+    """Where a device's used memory was when it was largest: at the moment whose terms were read nearest to it."""
 
     uuid: str
     mono_ns: int
@@ -58,6 +62,10 @@ class MemoryAccount:
     """Times at which the account was made, about one a second; the series `memory:<uuid>` has them."""
     num_times_warned: int = 0
     """Those at which a residue was above 2 % of the used memory."""
+    unread_peak_bytes: int | None = field(default=None, metadata=_OPTIONAL)
+    """The largest use, where it is more than 1 % above that of the rows: whose it was was not read while it lasted."""
+    unread_peak_ns: int | None = field(default=None, metadata=_OPTIONAL)
+    """When that was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +75,11 @@ class DeviceEnergy:
     uuid: str
     value_j: float | None
     bound_j: float | None = None
-    """The value is off by at most this much because readings are discrete."""
+    """The value is off by at most this much because of when and how coarsely the driver was read.
+
+    Its means over a second are included. Power that lasted shorter than a reading's window counts as that reading, and
+    what the sensor itself is off by is not in it.
+    """
     source: Literal["counter", "power_held"]
     """The driver's energy counter, or its power readings, each held until the next one."""
     coverage: float = 1.0
@@ -100,8 +112,12 @@ class MonitorReport:
     wall_s: float | None = None
     nvml_s: float | None = None
     """Time inside NVML."""
-    num_dropped_records: int = 0
-    """Lines of the sampler's log that could not be written."""
+    num_dropped_records: int | None = 0
+    """Lines of the sampler's log that could not be written; None where the monitor did not live to say."""
+    cadence: dict[str, dict[str, int]] = field(default_factory=dict, metadata=_OPTIONAL)
+    """Of what is read more rarely the more it costs: how often it was (`num`), and the longest time between."""
+    num_nvml_errors: int | None = field(default=None, metadata=_OPTIONAL)
+    """Questions that the driver did not answer; None where that was not counted."""
     memory_api: str | None = None
     devices: tuple[MonitoredDevice, ...] = ()
     energy: tuple[DeviceEnergy, ...] = ()

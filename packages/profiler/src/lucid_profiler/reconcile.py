@@ -13,13 +13,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 WARNING_SHARE = 0.02
+SAME_SHARE = WARNING_SHARE / 2
+"""Two amounts of used memory that are no farther apart count as one: it makes no warning by itself."""
 
 __all__ = [
+    "SAME_SHARE",
     "WARNING_SHARE",
     "MemoryReadings",
+    "Peak",
     "Reconciliation",
     "Row",
     "Term",
+    "TimedReadings",
     "TimedReconciliation",
     "reconcile",
     "reconcile_peak",
@@ -70,6 +75,21 @@ class MemoryReadings:
     """Of an empty process, without what torch reserved in it."""
     used_includes_reserved: bool | None = None
     """True for version 1 of NVML's call; see `reserved_is_inside_used`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedReadings:
+    """What counts for one moment, a monotonic time.
+
+    Attributes:
+        num_unread: how many of its terms were read at other moments of the run and not near this one.
+        age_ns: how far away that term was read which was read farthest from it.
+    """
+
+    mono_ns: int
+    readings: MemoryReadings
+    num_unread: int = 0
+    age_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +152,18 @@ class TimedReconciliation:
     memory: Reconciliation
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The reconciliation that stands for the largest use.
+
+    `unread` is the moment of the largest use where that was more than 1 % above this one: its terms were not read then.
+    """
+
+    mono_ns: int
+    memory: Reconciliation
+    unread: TimedReconciliation | None = None
+
+
 def reserved_is_inside_used(*, total: int, reserved: int | None, used: int, free: int) -> bool | None:
     """Return whether NVML's `used` contains `reserved`; None if its figures do not add up either way.
 
@@ -173,18 +205,30 @@ def reconcile(readings: MemoryReadings) -> Reconciliation:
     )
 
 
-def reconcile_series(samples: Iterable[tuple[int, MemoryReadings]]) -> tuple[TimedReconciliation, ...]:
-    """Reconcile each sample, a monotonic time in nanoseconds and what was read then."""
-    return tuple(TimedReconciliation(mono_ns=mono_ns, memory=reconcile(readings)) for mono_ns, readings in samples)
+def reconcile_series(samples: Iterable[TimedReadings]) -> tuple[TimedReconciliation, ...]:
+    """Reconcile each sample."""
+    return tuple(TimedReconciliation(mono_ns=one.mono_ns, memory=reconcile(one.readings)) for one in samples)
 
 
-def reconcile_peak(samples: Iterable[tuple[int, MemoryReadings]]) -> TimedReconciliation | None:
-    """Return the first sample in which most was used on the device; None if that is known of none.
+def reconcile_peak(samples: Iterable[TimedReadings]) -> Peak | None:
+    """Reconcile the moment of the largest use at which all was read; None if what was used is known of no sample.
 
-    The terms are of one time: peaks of single terms need not be, and do not add up.
+    Of samples within 1 % of the largest use it is the one whose terms were read nearest to it. Where none of these has
+    all of them, it is one within 1 % of the largest use at which they were read, and the larger one is told beside it:
+    peaks of single terms, or terms of before the peak, are of different times and do not add up.
     """
-    known = [one for one in reconcile_series(samples) if one.memory.device_used.bytes is not None]
-    return max(known, key=lambda one: one.memory.device_used.bytes or 0, default=None)
+    used = [(one, bytes_) for one in samples if (bytes_ := _device_used(one.readings).bytes) is not None]
+    if not used:
+        return None
+    largest, largest_bytes = max(used, key=lambda entry: entry[1])
+    read = [entry for entry in used if not entry[0].num_unread] or used
+    top_bytes = max(bytes_ for _, bytes_ in read)
+    if largest_bytes - top_bytes <= SAME_SHARE * largest_bytes:
+        top_bytes = largest_bytes
+    near = [one for one, bytes_ in read if top_bytes - bytes_ <= SAME_SHARE * top_bytes]
+    chosen = min(near, key=lambda one: (one.num_unread, one.age_ns, one.mono_ns))
+    unread = reconcile_series([largest] if top_bytes < largest_bytes else [])
+    return Peak(mono_ns=chosen.mono_ns, memory=reconcile(chosen.readings), unread=next(iter(unread), None))
 
 
 def _device_used(readings: MemoryReadings) -> Term:

@@ -10,9 +10,10 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from lucid_cli.export.destination import Sink
 from lucid_cli.export.table import row_count
@@ -106,8 +107,9 @@ class ChromeTrace:
         for phase in sorted(run.phases, key=lambda phase: phase.begin_ns):
             yield from self._slice(state, (_PHASES, "phases"), phase.name, (phase.begin_ns, phase.end_ns), {})
         for gap in sorted(run.monitor.gaps if run.monitor else (), key=lambda gap: gap.begin_ns):
+            name, device = (f"gap of {gap.device}", {"device": gap.device}) if gap.device else ("gap", {})
             times = (gap.begin_ns, gap.end_ns)
-            yield from self._slice(state, (_GAPS, "not sampled"), "gap", times, {"reason": gap.reason})
+            yield from self._slice(state, (_GAPS, "not sampled"), name, times, {"reason": gap.reason, **device})
 
     def _slice(
         self, state: _RunState, thread: tuple[int, str], name: str, times: tuple[Value, Value], args: dict[str, Any]
@@ -115,7 +117,7 @@ class ChromeTrace:
         """Yield a slice, on the first lane of its thread that is free then."""
         first, label = thread
         begin_ns, end_ns = times
-        if type(begin_ns) is not int or type(end_ns) is not int or not 0 <= begin_ns <= end_ns:
+        if not (_is_time(begin_ns) and _is_time(end_ns) and begin_ns <= end_ns):
             self.num_left_out += 1
             return
         lanes = state.lanes.setdefault(first, [])
@@ -149,7 +151,7 @@ class ChromeTrace:
         begins, ends = samples.columns["begin_ns"], samples.columns["end_ns"]
         optimizers = samples.columns.get("optimizer", (0,) * length)
         for begin_ns, end_ns, optimizer in zip(begins, ends, optimizers, strict=True):
-            index = int(optimizer or 0)
+            index = optimizer if type(optimizer) is int else 0
             number = state.num_steps[index] = state.num_steps.get(index, 0) + 1
             place = _STEPS + _STEPS_A_OPTIMIZER * index
             if not _STEPS <= place < _TIDS_A_RUN - MAX_LANES:
@@ -163,11 +165,12 @@ class ChromeTrace:
         kinds = [name for name in ("device", "optimizer") if name in columns]
         owners: Sequence[Value] = columns[kinds[0]] if kinds else (None,) * len(times)
         source = source_of(samples.series)
-        plans: dict[Value, list[Callable[[int, int], str | None]]] = {}
-        for row, (at_ns, owner) in enumerate(zip(times, owners, strict=True)):
-            if type(at_ns) is not int or at_ns < 0:
+        plans: dict[int | None, list[Callable[[int, int], str | None]]] = {}
+        for row, (at_ns, number) in enumerate(zip(times, owners, strict=True)):
+            if not _is_time(at_ns):
                 self.num_left_out += 1
                 continue
+            owner = number if type(number) is int else None
             if owner not in plans:
                 whose = source if owner is None else f"{source}, {kinds[0]} {owner}"
                 plans[owner] = [
@@ -188,7 +191,7 @@ def _counter(track: Track, column: str, state: _RunState, values: Sequence[Value
     that are drawn together need not be known at the same times.
     """
     if column == "cpu_time_s":
-        return _cpu_counter(track.name.rpartition(" CPU")[0] or "host", values, state)
+        return _cpu_counter(track.name.rpartition(" cpu")[0], values, state)
     name, divisor = next((name, divisor) for known, name, divisor in track.columns if known == column)
     label, unit = _label(track, name)
     head = f'{{"ph":"C","pid":{state.pid},"name":{_quoted(label)},"ts":'
@@ -221,24 +224,32 @@ def _cpu_counter(source: str, values: Sequence[Value], state: _RunState) -> Call
 
     def event(row: int, at_ns: int) -> str | None:
         value = values[row]
-        if value is None or not _is_known(value):
+        if not _is_known(value):
             return None
         before = state.cpu.get(source)
-        state.cpu[source] = (at_ns, value)
+        state.cpu[source] = (at_ns, float(value))
         if before is None or at_ns <= before[0]:
             return None
-        cores = max(0.0, (value - before[1]) * 1e9 / (at_ns - before[0]))
+        cores = max(0.0, (float(value) - before[1]) * 1e9 / (at_ns - before[0]))
+        if not math.isfinite(cores):
+            return None
         return f'{head}{_us(at_ns)},"args":{{"cores":{cores:.4f}}}}}'
 
     return event
 
 
-def _is_known(value: Value) -> bool:
-    return value is not None and math.isfinite(value)
+def _is_time(value: Value) -> TypeGuard[int]:
+    """Return whether a value is one of the clock, which counts nanoseconds in 64 bits."""
+    return type(value) is int and 0 <= value < 1 << 63
 
 
-def _number(value: Value, divisor: int) -> str:
-    return str(value) if divisor == 1 or value is None else repr(value / divisor)
+def _is_known(value: Value) -> TypeGuard[float]:
+    """Return whether a value is a number that JSON and a double have."""
+    return value is not None and abs(value) <= sys.float_info.max
+
+
+def _number(value: float, divisor: int) -> str:
+    return str(value) if divisor == 1 else repr(value / divisor)
 
 
 def _us(time_ns: int) -> str:

@@ -8,6 +8,7 @@ from lucid_cli.html.markup import Html, chart_text, table, tag
 from lucid_cli.html.section import Section, missing
 from lucid_cli.html.series import Column, Line, Series, line, origin_ns, quantile, run_name, scaled, viewed
 from lucid_cli.html.thinning import bins_for, kept, thin
+from lucid_cli.reporters.monitoring import unread_peak_words
 from lucid_cli.reporters.words import amount, counted, reason_words, scale
 from lucid_profiler.monitored import MemoryAccount
 from lucid_profiler.reader import Report
@@ -211,6 +212,8 @@ def _peak(name: str, account: MemoryAccount) -> list[Html]:
         rows.append([name_cell, f"estimated {why}".strip() if row.is_estimate else why, value])
     title = f"{name}: where most was used, {account.uuid}"
     warned = [account.warning] if account.warning else []
+    if account.unread_peak_bytes is not None:
+        warned.append(unread_peak_words(account.unread_peak_bytes))
     if account.num_times_warned:
         times = counted(account.num_times, "time")
         warned.append(f"over the run a residue was above 2 % at {account.num_times_warned} of {times}")

@@ -10,7 +10,14 @@ from lucid_profiler.monitored import MemoryAccount, MonitorReport
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Run
 
-__all__ = ["render_memory", "render_monitoring"]
+_TIERS = {
+    "tree": "process tree",
+    "children": "its children",
+    "pss": "its shared memory",
+    "processes": "processes on the GPU",
+}
+
+__all__ = ["render_memory", "render_monitoring", "unread_peak_words"]
 
 
 def render_monitoring(report: Report) -> list[str]:
@@ -41,12 +48,37 @@ def _quality(monitors: Sequence[MonitorReport]) -> list[str]:
     nvml = [one.nvml_s / one.wall_s for one in monitors if one.devices and one.nvml_s and one.wall_s]
     if nvml:
         words.append(f"inside NVML {median(nvml):.2%} of the time")
-    gaps = Counter(gap.reason for one in monitors for gap in one.gaps)
+    return [*words, *_cadence(monitors), *_gaps(monitors), *_faults(monitors)]
+
+
+def _faults(monitors: Sequence[MonitorReport]) -> list[str]:
+    """Say what makes samples doubtful, and what of them is missing."""
     events = sum((Counter(one.events) for one in monitors), Counter[str]())
-    words += [f"{counted(count, 'gap')} ({reason_words(reason)})" for reason, count in gaps.items()]
-    words += [f"{counted(count, 'event')} {name}" for name, count in events.items()]
-    dropped = sum(one.num_dropped_records for one in monitors)
-    return words + ([f"{counted(dropped, 'record')} lost"] if dropped else [])
+    words = [f"{counted(count, 'event')} {name}" for name, count in events.items()]
+    if errors := sum(one.num_nvml_errors or 0 for one in monitors):
+        words.append(f"{counted(errors, 'question')} to the driver without an answer")
+    if lost := sum(one.num_dropped_records or 0 for one in monitors):
+        words.append(f"{counted(lost, 'record')} lost")
+    if any(one.num_dropped_records is None for one in monitors):
+        words.append("how many records were lost is not known of every run")
+    return words
+
+
+def _cadence(monitors: Sequence[MonitorReport]) -> list[str]:
+    """Say for how long at most each of the things was not read that are read more rarely the more they cost."""
+    longest: dict[str, int] = {}
+    for name, of in (entry for one in monitors for entry in one.cadence.items()):
+        longest[name] = max(longest.get(name, 0), of.get("longest_ns", 0))
+    parts = [f"{_TIERS.get(name, name)} {longest_ns / 1e9:.1f} s" for name, longest_ns in longest.items() if longest_ns]
+    return [f"longest time between two readings: {', '.join(parts)}"] if parts else []
+
+
+def _gaps(monitors: Sequence[MonitorReport]) -> list[str]:
+    gaps = Counter((gap.device, gap.reason) for one in monitors for gap in one.gaps)
+    return [
+        f"{counted(count, 'gap')} {f'of {device} alone ' if device else ''}({reason_words(reason)})"
+        for (device, reason), count in gaps.items()
+    ]
 
 
 def _missing(reasons: Counter[str]) -> list[str]:
@@ -63,18 +95,22 @@ def _energy(runs: Sequence[Run]) -> list[str]:
     ]
     if not known:
         return []
-    bounds = [
-        energy.bound_j / energy.value_j
-        for energy in known
-        if energy.source == "counter" and energy.bound_j is not None and energy.value_j
-    ]
     sources = {
         "counter": "the driver's energy counter",
         "power_held": "power readings, each held until the next, which are means over about a second",
     }
-    text = f"from {' and '.join(sorted({sources[energy.source] for energy in known}))}"
-    bound = f", the counter to {max(bounds):.1%} or better" if bounds else ""
-    return labelled("energy", text + bound)
+    words = []
+    for source in sorted({energy.source for energy in known}):
+        bounds = [one.bound_j / one.value_j for one in known if one.source == source and one.bound_j and one.value_j]
+        words.append(sources[source] + (f", to {max(bounds):.1%} or better" if bounds else ""))
+    return labelled("energy", f"from {'; and from '.join(words)}")
+
+
+def unread_peak_words(used_bytes: int) -> str:
+    """Say that more was used than in the rows of an account."""
+    scaled = scale("By", used_bytes)
+    used = f"{amount(used_bytes, scaled)} {scaled[1]}"
+    return f"for a short time {used} were used; whose they were was not read then, so the rows are of the next largest"
 
 
 def render_memory(report: Report) -> list[str]:
@@ -105,6 +141,8 @@ def _account(arm: str, account: MemoryAccount) -> list[str]:
     lines = [*head, *columns(rows)]
     if account.warning:
         lines += labelled("warning", account.warning)
+    if account.unread_peak_bytes is not None:
+        lines += labelled("", unread_peak_words(account.unread_peak_bytes))
     if account.num_times_warned:
         share = f"{account.num_times_warned} of {counted(account.num_times, 'time')}"
         lines += labelled("", f"over the run a residue was above 2 % at {share}")

@@ -31,6 +31,7 @@ class Client:
         self._socket = connection
         self._timeout_s = timeout_s
         self._decoder = Decoder()
+        self._num_requests = 0
 
     def request(self, verb: str, *, timeout_s: float | None = None, **fields: Any) -> Mapping[str, Any]:
         """Send a request and return the answer.
@@ -42,20 +43,32 @@ class Client:
         """
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         self._limit(deadline)
-        self._socket.sendall(encode({"verb": verb, **fields}))
+        self._num_requests += 1
+        self._socket.sendall(encode({"verb": verb, **fields, "id": self._num_requests}))
+        while not self._is_awaited(answer := self._receive(deadline)):
+            pass
+        if answer.get("ok") is not True:
+            raise EnvironmentUnusableError(str(answer.get("error", "the monitor refuses without a reason")))
+        return {name: value for name, value in answer.items() if name != "id"}
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _is_awaited(self, answer: Mapping[str, Any]) -> bool:
+        """Tell the answer to the last request from those to requests that ran out of time before."""
+        # A monitor that cannot begin says so without having been asked.
+        is_refusal = "id" not in answer and answer.get("ok") is not True
+        return is_refusal or answer.get("id") == self._num_requests
+
+    def _receive(self, deadline: float) -> Mapping[str, Any]:
         while (answer := self._decoder.next()) is None:
             self._limit(deadline)
             data = self._socket.recv(_PIECE_BYTES)
             if not data:
                 raise ConnectionResetError("the monitor has closed the connection")
             self._decoder.feed(data)
-        if answer.get("ok") is not True:
-            raise EnvironmentUnusableError(str(answer.get("error", "the monitor refuses without a reason")))
         return answer
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
 
     def _limit(self, deadline: float) -> None:
         remaining_s = deadline - time.monotonic()

@@ -7,7 +7,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from lucid_profiler import __version__
 from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.address import Lock, make_private, socket_path
 from lucid_profiler.monitor.clocks import Clock, SystemClock
+from lucid_profiler.monitor.gpu_reader import GpuReader, NoGpus
 from lucid_profiler.monitor.protocol import VERBS
 from lucid_profiler.monitor.records import SCHEMA
-from lucid_profiler.monitor.sampler import GpuReader, NoGpus, Sampler
+from lucid_profiler.monitor.sampler import Sampler
 from lucid_profiler.monitor.server import Server
 from lucid_profiler.monitor.target import Target, open_pidfd
 
@@ -33,7 +34,7 @@ __all__ = ["Daemon", "Start"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a start request asks for. `uuids` are the target's devices, None where its environment decides.
+    """What a start request asks for.
 
     Raises:
         ValueError: a value cannot be used; the message says which.
@@ -44,7 +45,6 @@ class Start:
     start_ticks: int | None = None
     interval_s: float = 0.1
     with_nvml: bool = True
-    uuids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if type(self.pid) is not int or self.pid <= 0:
@@ -61,14 +61,12 @@ class Start:
         Raises:
             ValueError: it cannot be used.
         """
-        uuids = request.get("environ_uuids")
         return cls(
             pid=request.get("pid", 0),
             output=Path(str(request.get("output", ""))),
             start_ticks=request.get("start_ticks"),
             interval_s=request.get("interval_s", cls.__dataclass_fields__["interval_s"].default),
             with_nvml=request.get("with_nvml") is not False,
-            uuids=None if uuids is None else tuple(map(str, uuids)),
         )
 
 
@@ -220,8 +218,9 @@ class Daemon:
             if self._start != start:
                 raise ValueError(f"this daemon follows process {self._start.pid} already; stop it first")
             return {"already": True}
-        target = Target(start.pid, start_ticks=start.start_ticks)
-        try:
+        with ExitStack() as opened:
+            target = Target(start.pid, start_ticks=start.start_ticks)
+            opened.callback(target.close)
             self._sampler = Sampler(
                 target,
                 start.output,
@@ -229,9 +228,7 @@ class Daemon:
                 clock=self._clock,
                 interval_ns=round(start.interval_s * 1e9),
             )
-        except OSError:
-            target.close()
-            raise
+            opened.pop_all()
         self._start, self._target = start, target
         self._selector.register(target.fd, selectors.EVENT_READ, self._on_target_end)
         return {"already": False, "target": dict(target.describe())}
@@ -243,7 +240,7 @@ class Daemon:
         self._has_begun = True
         if self._start.with_nvml:
             environ = self._target.environ()
-            self._sampler.use(_open_gpus(self._clock, environ=environ, uuids=self._start.uuids))
+            self._sampler.use(_open_gpus(self._clock, environ))
         # What is alive now stays: the collector need not look at it again.
         gc.collect()
         gc.freeze()
@@ -297,7 +294,7 @@ class Daemon:
             self._lock.release()
 
 
-def _open_gpus(clock: Clock, *, environ: dict[str, str] | None, uuids: tuple[str, ...] | None) -> GpuReader:
+def _open_gpus(clock: Clock, environ: dict[str, str] | None) -> GpuReader:
     from lucid_profiler.monitor.gpu import Gpus  # noqa: PLC0415 - without NVML, its binding is never loaded
 
-    return Gpus.open(clock=clock.mono_ns, environ=environ, uuids=uuids)
+    return Gpus.open(clock=clock.mono_ns, environ=environ)

@@ -85,7 +85,7 @@ class Driver:
     def devices(self) -> tuple[list[Found], list[int]]:
         """Return the devices that answer, and the error codes of those that do not."""
         count, code = self._timed("device_count", self._pynvml.nvmlDeviceGetCount)
-        return ([], [code]) if code is not None else list_devices(self._pynvml, count=count)
+        return ([], [code]) if code is not None else list_devices(self._pynvml, count=count, timed=self._timed)
 
     def handle(self, uuid: str) -> tuple[Any, int | None]:
         """Return a new handle of a device, or the error code."""

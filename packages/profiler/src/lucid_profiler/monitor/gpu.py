@@ -13,7 +13,7 @@ from typing import Literal
 
 from lucid_profiler.monitor.driver import Driver
 from lucid_profiler.monitor.gpu_devices import Device, Found, targets
-from lucid_profiler.monitor.gpu_processes import FIELDS, GpuProcess, Match, share_out
+from lucid_profiler.monitor.gpu_processes import FIELDS, GpuProcess, IsMember, never, share_out
 from lucid_profiler.monitor.nvml_calls import (
     ENERGY,
     FAST,
@@ -40,6 +40,8 @@ _UNEXPLAINED_BYTES = 512 * 2**20
 
 Sheets = dict[str, tuple[Values, Reasons]]
 """UUID of a device: its fields, and why those that are None are."""
+Times = dict[str, tuple[int, int]]
+"""UUID of a device: the times before and after the call."""
 
 
 class _Wait:
@@ -64,12 +66,13 @@ class _Wait:
 class _Watched:
     """A device that is read: its handle, and what of it is waiting."""
 
-    __slots__ = ("device", "handle", "not_asked", "wait", "waits")
+    __slots__ = ("asked_ns", "device", "handle", "not_asked", "wait", "waits")
 
     def __init__(self, found: Found, not_asked: Side | None) -> None:
         self.device = found.device
         self.handle = found.handle
         self.not_asked = not_asked  # what the other side of a MIG partition answers
+        self.asked_ns = (0, 0)  # before and after the last question
         self.wait = _Wait()
         if found.handle is None:
             self.wait.reason = "lost"
@@ -83,19 +86,15 @@ class Gpus:
         devices: Every device that the driver lists, the process's or not.
         reason: Why there are no readings, a code of `readings.REASONS`; None while there are.
         notes: What a reader should know, each said once.
-        matches: UUID: how the process was recognised in the driver's list.
         num_errors: Call and code, such as "power_usage.not_supported": how often an answer was no value.
     """
 
-    def __init__(
-        self, *, clock: Callable[[], int], environ: Mapping[str, str] | None, uuids: Collection[str] | None, proc: Path
-    ) -> None:
+    def __init__(self, *, clock: Callable[[], int], environ: Mapping[str, str] | None, proc: Path) -> None:
         self.devices: tuple[Device, ...] = ()
         self.reason: str | None = None
         self.notes: list[str] = []
-        self.matches: dict[str, Match] = {}
         self.num_errors: defaultdict[str, int] = defaultdict(int)
-        self._clock, self._environ, self._uuids, self._proc = clock, environ, uuids, proc
+        self._clock, self._environ, self._proc = clock, environ, proc
         self._driver = Driver()
         self._wait = _Wait()
         self._found: tuple[Found, ...] = ()
@@ -107,7 +106,6 @@ class Gpus:
         *,
         clock: Callable[[], int],
         environ: Mapping[str, str] | None = None,
-        uuids: Collection[str] | None = None,
         proc: Path = _PROC,
     ) -> "Gpus":
         """Open NVML; where that fails, `reason` says why and it is tried again later.
@@ -115,10 +113,9 @@ class Gpus:
         Args:
             clock: Monotonic time in ns, for the waits.
             environ: The environment of the process that is watched; None: all devices are read.
-            uuids: The devices that CUDA shows that process, where known; they go before `environ`.
             proc: Where the process file system is.
         """
-        gpus = cls(clock=clock, environ=environ, uuids=uuids, proc=proc)
+        gpus = cls(clock=clock, environ=environ, proc=proc)
         gpus._start()
         return gpus
 
@@ -151,22 +148,27 @@ class Gpus:
             return self.reason is None
         return False
 
-    def watch(self, uuids: Collection[str]) -> None:
-        """Read these devices from now on: what CUDA shows the process, as told by itself."""
-        self._uuids = uuids
-        self._choose()
-
     def read_fast(self) -> Sheets:
         """Read memory, utilization, power, clocks, why they are low, and temperature of every device."""
         return self._read(lambda _: FAST, shows_silence=True)
 
-    def read_energy(self) -> Sheets:
-        """Read the energy counters; this takes milliseconds on some drivers."""
-        return self._read(lambda _: (ENERGY,))
+    def read_energy(self) -> tuple[Sheets, Times]:
+        """Read the energy counters, and between which times each was; this takes milliseconds on some drivers."""
+        sheets = self._read(lambda _: (ENERGY,))
+        asked = ((watched.device.uuid, watched.asked_ns) for watched in self._watched)
+        known = {uuid for uuid, (values, _) in sheets.items() if values["energy_mj"] is not None}
+        return sheets, {uuid: asked_ns for uuid, asked_ns in asked if uuid in known}
 
-    def read_processes(self, pids: Collection[int]) -> Sheets:
-        """Read how much memory the processes `pids` have on every device, and how much others have."""
-        return self._read(lambda watched: (processes(partial(self._share_out, watched, pids)),))
+    def read_processes(self, pids: Collection[int], *, is_member: IsMember = never) -> Sheets:
+        """Read how much memory the processes `pids` have on every device, and how much others have.
+
+        Args:
+            pids: The target's processes, as far as they are known.
+            is_member: Tells whether another process is one of them, too.
+        """
+        return self._read(
+            lambda watched: (processes(partial(self._share_out, watched, pids=pids, is_member=is_member)),)
+        )
 
     def _start(self) -> None:
         code = self._driver.open()
@@ -196,7 +198,7 @@ class Gpus:
         return replace(found, device=replace(found.device, memory_total_bytes=None if total is None else int(total)))
 
     def _choose(self) -> None:
-        wanted, note = targets([found.device for found in self._found], self._environ, self._uuids)
+        wanted, note = targets([found.device for found in self._found], self._environ)
         if note is not None:
             self._note(note)
         self._found = tuple(
@@ -252,7 +254,9 @@ class Gpus:
         return codes
 
     def _ask(self, watched: _Watched, call: Call, sheet: Sheet, *, now_ns: int) -> int | None:
+        begin_ns = self._clock()
         answer, code = self._driver.ask(call.name, watched.handle)
+        watched.asked_ns = (begin_ns, self._clock())
         wait = watched.waits[call.name]
         if code is None:
             if wait.reason is not None:
@@ -294,18 +298,25 @@ class Gpus:
         elif codes and wait.reason is not None:
             wait.end()
 
-    def _share_out(self, watched: _Watched, pids: Collection[int], listed: list[GpuProcess], sheet: Sheet) -> None:
+    def _share_out(
+        self,
+        watched: _Watched,
+        listed: list[GpuProcess],
+        sheet: Sheet,
+        *,
+        pids: Collection[int],
+        is_member: IsMember,
+    ) -> None:
         memory = Sheet()
         answer, code = self._driver.ask(MEMORY.name, watched.handle)
         if code is None:
             MEMORY.store(answer, memory)
         used = memory.values.get("memory_used_bytes")
-        shares = share_out(listed, pids, used_bytes=None if used is None else int(used), proc=self._proc)
+        used_bytes = None if used is None else int(used)
+        shares = share_out(listed, pids, is_member=is_member, used_bytes=used_bytes, proc=self._proc)
         for field, reading in zip(FIELDS, shares.readings(), strict=True):
             sheet.put_reading(field, reading)
         uuid = watched.device.uuid
-        if shares.match is not None:
-            self.matches[uuid] = shares.match
         if shares.match == "only_process":
             self._note(f"{uuid}: the only process on the GPU is taken for the target; its id is of another namespace")
         if shares.match is not None and used is not None and shares.process.value is not None:

@@ -5,7 +5,7 @@ id, by the ids that `/proc/*/status` gives a process in its other namespaces, an
 """
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Literal
 
 from lucid_profiler.monitor.readings import Reading
 
-__all__ = ["FIELDS", "GpuProcess", "Match", "Shares", "share_out"]
+__all__ = ["FIELDS", "GpuProcess", "IsMember", "Match", "Shares", "never", "share_out"]
 
 FIELDS = ("process_memory_bytes", "others_memory_bytes", "num_other_processes", "num_unknown_processes")
 
@@ -26,6 +26,8 @@ _PROC = Path("/proc")
 
 Match = Literal["pid", "namespace", "only_process"]
 """How the target's processes were recognised; "only_process" is an estimate."""
+IsMember = Callable[[int], bool]
+"""Tells whether the process of that number is the target's, though it was not known to be."""
 _Owner = Literal["pid", "namespace", "other", "unknown"]
 
 
@@ -62,20 +64,31 @@ class Shares:
         return (self.process, self.others, *counts)
 
 
+def never(_pid: int) -> bool:
+    """Say of no process that it is the target's."""
+    return False
+
+
 def share_out(
-    processes: Sequence[GpuProcess], pids: Collection[int], *, used_bytes: int | None = None, proc: Path = _PROC
+    processes: Sequence[GpuProcess],
+    pids: Collection[int],
+    *,
+    is_member: IsMember = never,
+    used_bytes: int | None = None,
+    proc: Path = _PROC,
 ) -> Shares:
     """Tell the target's memory on one GPU from that of others.
 
     Args:
         processes: The driver's list.
-        pids: The target's processes, as this process sees them.
+        pids: The target's processes, as this process sees them, as far as they are known.
+        is_member: Asked about every other process that runs here before it counts as somebody else's.
         used_bytes: Memory in use on the GPU, where known: shares far above it are not believed.
         proc: Where the process file system is.
     """
     if any(_is_scrambled(process) for process in processes):
         return _nothing("abi_suspect")
-    owners = _owners(processes, pids, proc)
+    owners = _owners(processes, pids, is_member=is_member, proc=proc)
     ours = [process for process, owner in zip(processes, owners, strict=True) if owner in {"pid", "namespace"}]
     match: Match | None = ("pid" if "pid" in owners else "namespace") if ours else None
     if not ours and owners == ["unknown"] and _is_alone(pids, proc):
@@ -100,9 +113,13 @@ def _is_scrambled(process: GpuProcess) -> bool:
     return not 0 <= process.pid <= _PID_LIMIT or (process.pid == 0 and used is not None and 0 < used <= _PID_LIMIT)
 
 
-def _owners(processes: Iterable[GpuProcess], pids: Collection[int], proc: Path) -> list[_Owner]:
+def _owners(processes: Iterable[GpuProcess], pids: Collection[int], *, is_member: IsMember, proc: Path) -> list[_Owner]:
     is_container = _is_container(proc)
     owners = [_owner(process.pid, pids, proc=proc, is_container=is_container) for process in processes]
+    owners = [
+        "pid" if owner == "other" and is_member(process.pid) else owner
+        for process, owner in zip(processes, owners, strict=True)
+    ]
     if "unknown" not in owners:
         return owners
     # The driver may name the target as it is called inside its container.

@@ -12,6 +12,7 @@ from typing import Final
 from lucid_profiler import jsonio
 from lucid_profiler.errors import ReportError
 from lucid_profiler.monitor.records import Gap, Header, Record, from_fields, to_fields
+from lucid_profiler.whole_lines import WholeLines
 
 MAX_PART_BYTES: Final = 64 << 20  # about three hours at ten samples a second
 MAX_PARTS: Final = 32
@@ -117,6 +118,7 @@ class LogWriter:
         self._max_part_bytes = max_part_bytes
         self._max_parts = max_parts
         self._fd = _open(path)
+        self._lines = WholeLines(self._fd)
         self._size = _whole_size(self._fd)
         self._part = max((number for number, _ in rotated_parts(path)), default=-1) + 1
         self._has_header = False
@@ -158,17 +160,11 @@ class LogWriter:
     def _append(self, record: Record) -> bool:
         line = jsonio.dumps(to_fields(record)) + b"\n"
         try:
-            num_written = os.write(self._fd, line)
+            self._lines.append(line)
         except OSError:
-            num_written = 0
-        if num_written == len(line):
-            self._size += num_written
-            return True
-        if num_written:
-            # Half a line would hide the next one.
-            with suppress(OSError):
-                os.ftruncate(self._fd, self._size)
-        return False
+            return False
+        self._size += len(line)
+        return True
 
     def _count_failure(self) -> None:
         self.num_dropped += 1
@@ -204,6 +200,7 @@ class LogWriter:
             return
         os.close(self._fd)
         self._fd, self._size, self._rotate_at = fd, 0, self._max_part_bytes
+        self._lines = WholeLines(fd)
         self._part += 1
         self._has_header = False
         self._remove_old()

@@ -4,8 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from lucid_profiler.monitor.protocol import ProtocolError
 
 READY_LIMIT_S = 2.0
 STOP_LIMIT_S = 5.0
-_REQUEST_LIMIT_S = 2.0
 _TERMINATE_LIMIT_S = 1.0
 _FAULTS = (OSError, ProtocolError, EnvironmentUnusableError, subprocess.SubprocessError)
 
@@ -44,15 +41,6 @@ class Monitor:
         self.pid = None if process is None else process.pid
         self._process = process
         self._client = client
-        self._lock = threading.Lock()
-
-    def mark(self, name: str) -> Mapping[str, Any] | None:
-        """Record a moment with the energy counters; return `mono_ns` and `energy_mj`, None where that failed."""
-        return self._request("mark", timeout_s=_REQUEST_LIMIT_S, name=name)
-
-    def status(self) -> Mapping[str, Any] | None:
-        """Return what the monitor has done so far; None where it does not answer."""
-        return self._request("status", timeout_s=_REQUEST_LIMIT_S)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the monitor has ended by itself, as it does after its target; return whether it has."""
@@ -72,7 +60,7 @@ class Monitor:
         if self._process is None:
             return
         if self._process.poll() is None:
-            self._request("stop", timeout_s=timeout_s)
+            self._ask_to_stop(timeout_s)
         if not self.wait(timeout_s):
             _end(self._process)
         self._release()
@@ -90,11 +78,10 @@ class Monitor:
             self._client.close()
             self._client = None
 
-    def _request(self, verb: str, *, timeout_s: float, **fields: Any) -> Mapping[str, Any] | None:
-        with self._lock, suppress(*_FAULTS):
+    def _ask_to_stop(self, timeout_s: float) -> None:
+        with suppress(*_FAULTS):
             if self._client is not None:
-                return self._client.request(verb, timeout_s=timeout_s, **fields)
-        return None
+                self._client.request("stop", timeout_s=timeout_s)
 
 
 def launch(
@@ -103,7 +90,6 @@ def launch(
     output: Path,
     interval_s: float = 0.1,
     with_nvml: bool = True,
-    uuids: Sequence[str] | None = None,
     directory: Path | None = None,
     timeout_s: float = READY_LIMIT_S,
 ) -> Monitor:
@@ -116,7 +102,6 @@ def launch(
         output: its log; an existing one is continued.
         interval_s: time between two samples, in seconds.
         with_nvml: whether to read the devices.
-        uuids: the target's devices; None to have its environment decide.
         directory: private directory in which it listens for others and outlives this process.
         timeout_s: longest time until it is ready.
 
@@ -128,7 +113,6 @@ def launch(
         "output": os.path.abspath(output),  # noqa: PTH100 - resolving links would need the file
         "interval_s": interval_s,
         "with_nvml": with_nvml,
-        **({} if uuids is None else {"environ_uuids": list(uuids)}),
     }
     process = None
     try:

@@ -37,11 +37,6 @@ class Decoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing of a frame has arrived yet."""
-        return not self._buffer
-
     def feed(self, data: bytes) -> None:
         """Take in what has arrived."""
         self._buffer += data

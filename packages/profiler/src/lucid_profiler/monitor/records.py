@@ -120,13 +120,18 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A moment that somebody named, with the energy counters read at it; reading them ended at `read_ns`."""
+    """A moment that somebody named, with the energy counters read at it; reading them ended at `read_ns`.
+
+    Attributes:
+        energy_ns: by UUID, the times before and after the call that read the counter; empty in older logs.
+    """
 
     kind: ClassVar[str] = "mark"
     mono_ns: int
     name: str
     energy_mj: Mapping[str, int | float | None]
     read_ns: int
+    energy_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +157,14 @@ class End:
         late_ns: median, 99th percentile and maximum, the quantiles within 1.6 %.
         gaps: the first of them, as in `Gap`; `num_gaps` counts all.
         distinct: by field, how many readings differed from the one before.
-        own_cpu_s: processor time of the monitor itself.
+        own_cpu_s: processor time of the monitor itself, since its process was started.
         nvml_s: time inside NVML.
         nvml_calls: by call, `num` and `total_ns`.
         num_dropped_records: records that could not be written.
-        status: `stopped`, `target_exit`, `launcher_exit` or `signal`.
+        status: `stopped`, `target_exit`, `launcher_exit`, `signal` or `fault`.
+        cadence: by tier of `plan.TIERS`, how often it was read (`num`) and the longest time between two readings, from
+            the begin and to the end included (`longest_ns`); a tier that was never read is absent.
+        num_nvml_errors: answers of the driver that were no value; None in older logs.
     """
 
     kind: ClassVar[str] = "end"
@@ -174,6 +182,8 @@ class End:
     num_dropped_records: int
     status: str
     max_rss_bytes: int | None = field(default=None)
+    cadence: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    num_nvml_errors: int | None = None
 
 
 Record = Header | Sample | ReasonsChanged | Gap | AnchorTaken | Event | Mark | TargetExit | End
@@ -204,7 +214,7 @@ def from_fields(fields: Any) -> Record | None:
     if kind is None:
         return None
     known: dict[str, Any] = {
-        each.name: _frozen(fields[each.name]) for each in dataclasses.fields(kind) if each.name in fields
+        each.name: _frozen(each.name, fields[each.name]) for each in dataclasses.fields(kind) if each.name in fields
     }
     if fields.get("schema", SCHEMA) != SCHEMA:
         raise ValueError(f"schema {fields['schema']!r}; this version reads {SCHEMA!r}")
@@ -214,5 +224,7 @@ def from_fields(fields: Any) -> Record | None:
         raise ValueError(f"a {fields['kind']} record: {error}") from error
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(name: str, value: Any) -> Any:
+    if name == "energy_ns" and isinstance(value, dict):
+        return {uuid: _frozen("", times) for uuid, times in value.items()}
     return tuple(value) if isinstance(value, list) else value

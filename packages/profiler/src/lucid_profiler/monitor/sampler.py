@@ -1,112 +1,31 @@
-"""Turns ticks into records: which fields are read when, why some are None, what is missing, and what it all cost."""
+"""Turns ticks into records: reads what the plan says is due, and writes it with reasons, gaps and what it all cost."""
 
 import dataclasses
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import lucid_profiler
 from lucid_profiler.monitor import tree as proc
 from lucid_profiler.monitor.book import Book
 from lucid_profiler.monitor.clocks import Anchor, Clock, ClockWatch
+from lucid_profiler.monitor.gpu_reader import GpuReader, Sheets
 from lucid_profiler.monitor.log import LogWriter
+from lucid_profiler.monitor.plan import SLOW_NS, Plan, Tier
 from lucid_profiler.monitor.readings import Reasons, Values
 from lucid_profiler.monitor.records import AnchorTaken, End, Event, Gap, Header, Mark, Sample, TargetExit
-from lucid_profiler.monitor.schedule import Distribution, Pacer, Schedule, Tick
+from lucid_profiler.monitor.schedule import Distribution, Schedule, Tick
 from lucid_profiler.monitor.target import Target
 
-SLOW_NS = 1_000_000_000
 MAX_NAME_CHARS = 200
 _MAX_FAULT_CHARS = 4000
-# Shares of one processor's time; a tree of many processes is read less often rather than at a higher cost.
-_MAX_TREE_SHARE = 0.004
-_MAX_SCAN_SHARE = 0.002
-_MAX_PSS_SHARE = 0.002
 
-__all__ = ["MAX_NAME_CHARS", "SLOW_NS", "GpuReader", "NoGpus", "Sampler"]
+__all__ = ["MAX_NAME_CHARS", "Sampler"]
 
-Sheets = Mapping[str, tuple[Values, Reasons]]
-"""By UUID: fields, and the reasons of those that are None."""
-
-
-class GpuReader(Protocol):
-    """What the sampler asks of the devices."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why there are no devices."""
-
-    @property
-    def devices(self) -> Sequence[Any]:
-        """The identity of each device."""
-
-    @property
-    def memory_api(self) -> str | None:
-        """Which version of the memory query is used."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """What a reader should know, each said once."""
-
-    @property
-    def nvml_ns(self) -> Mapping[str, int]:
-        """Time spent in each call of the driver, in ns."""
-
-    @property
-    def num_calls(self) -> Mapping[str, int]:
-        """How often each was called."""
-
-    def read_fast(self) -> Sheets:
-        """Read what is cheap."""
-
-    def read_processes(self, pids: Collection[int]) -> Sheets:
-        """Read the memory of processes."""
-
-    def read_energy(self) -> Sheets:
-        """Read the energy counters."""
-
-    def reopen_if_due(self) -> object:
-        """Try again to reach a driver that went away."""
-
-    def close(self) -> None:
-        """Let go of the driver."""
-
-
-class NoGpus:
-    """No devices, and why.
-
-    Args:
-        reason: a code of `readings.REASONS`.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        self.devices: tuple[Any, ...] = ()
-        self.memory_api: str | None = None
-        self.notes: list[str] = []
-        self.nvml_ns: dict[str, int] = {}
-        self.num_calls: dict[str, int] = {}
-
-    def read_fast(self) -> Sheets:
-        """Return nothing."""
-        return {}
-
-    def read_processes(self, pids: Collection[int]) -> Sheets:  # noqa: ARG002 - the interface of devices
-        """Return nothing."""
-        return {}
-
-    def read_energy(self) -> Sheets:
-        """Return nothing."""
-        return {}
-
-    def reopen_if_due(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+_Found = TypeVar("_Found")
 
 
 class Sampler:
@@ -134,13 +53,9 @@ class Sampler:
         self._clock = clock
         self._watch = ClockWatch(clock)
         self._first = self._watch.anchor
-        self._begin_cpu_ns = clock.cpu_ns()
         self._schedule = Schedule(clock.mono_ns(), interval_ns=interval_ns)
         self._tree = proc.Tree(target.pid, start_ticks=target.start_ticks)
-        self._tree_pacer = Pacer(period_ns=0, max_share=_MAX_TREE_SHARE)
-        self._scan_pacer = Pacer(period_ns=SLOW_NS, max_share=_MAX_SCAN_SHARE)
-        self._pss_pacer = Pacer(period_ns=SLOW_NS, max_share=_MAX_PSS_SHARE)
-        self._slow_pacer = Pacer(period_ns=SLOW_NS, max_share=1.0)
+        self._plan = Plan(clock.mono_ns())
         self._late = Distribution()
         self._last_ns: int | None = None
         self._num_notes = 0
@@ -161,6 +76,7 @@ class Sampler:
         """Write the first records, and let the first tick be due now."""
         self.mark("begin")
         self._schedule = Schedule(self._clock.mono_ns(), interval_ns=self._schedule.interval_ns)
+        self._plan = Plan(self._clock.mono_ns())
 
     def tick(self) -> None:
         """Take a sample if one is due."""
@@ -173,7 +89,8 @@ class Sampler:
             self._book.add_gap(Gap(begin_ns=self._last_ns, end_ns=now_ns, reason="late"))
         host = self._read_host(tick)
         gpus = self._read_gpus(tick)
-        self._check_devices(now_ns)
+        self._note_devices(now_ns)
+        self._write_notes(now_ns)
         self._book.observe(now_ns, host, gpus)
         self._log.write(
             Sample(
@@ -191,9 +108,10 @@ class Sampler:
     def mark(self, name: str) -> dict[str, Any]:
         """Record a moment with the energy counters; return its record's fields."""
         now_ns = self._clock.mono_ns()
-        sheets = self._gpus.read_energy()
+        sheets, times = self._gpus.read_energy()
         energy = {uuid: values.get("energy_mj") for uuid, (values, _) in sheets.items()}
-        mark = Mark(mono_ns=now_ns, name=name[:MAX_NAME_CHARS], energy_mj=energy, read_ns=self._clock.mono_ns())
+        read_ns = self._clock.mono_ns()
+        mark = Mark(mono_ns=now_ns, name=name[:MAX_NAME_CHARS], energy_mj=energy, read_ns=read_ns, energy_ns=times)
         self._book.explain(now_ns, sheets)
         self._log.write(mark)
         self._log.sync()
@@ -241,19 +159,16 @@ class Sampler:
         }
 
     def _read_host(self, tick: Tick) -> tuple[Values, Reasons]:
-        begin_ns = self._clock.cpu_ns()
-        if self._scan_pacer.is_due(tick.deadline_ns):
-            self._tree.scan()
-            self._scan_pacer.spent(tick.deadline_ns, self._clock.cpu_ns() - begin_ns)
+        self._read_tier("children", tick, self._tree.scan)
         values: Values = {}
         reasons: Reasons = {}
-        for pacer, read in ((self._tree_pacer, self._tree.read), (self._pss_pacer, self._tree.read_pss)):
-            begin_ns = self._clock.cpu_ns()
-            if pacer.is_due(tick.deadline_ns):
-                more, why = read()
-                values.update(more)
-                reasons.update(why)
-                pacer.spent(tick.deadline_ns, self._clock.cpu_ns() - begin_ns)
+        for found in (
+            self._read_tier("tree", tick, self._tree.read),
+            self._read_tier("pss", tick, self._tree.read_pss),
+        ):
+            if found is not None:
+                values.update(found[0])
+                reasons.update(found[1])
         values["memory_available_bytes"] = proc.read_available_bytes()
         if values["memory_available_bytes"] is None:
             reasons["memory_available_bytes"] = "not_supported"
@@ -262,13 +177,25 @@ class Sampler:
     def _read_gpus(self, tick: Tick) -> dict[str, tuple[Values, Reasons]]:
         self._gpus.reopen_if_due()
         sheets = {uuid: (dict(values), dict(reasons)) for uuid, (values, reasons) in self._gpus.read_fast().items()}
-        if self._slow_pacer.is_due(tick.deadline_ns):
-            self._slow_pacer.spent(tick.deadline_ns, 0)
-            for uuid, (values, reasons) in self._gpus.read_processes(self._tree.pids).items():
-                sheet = sheets.setdefault(uuid, ({}, {}))
-                sheet[0].update(values)
-                sheet[1].update(reasons)
+        more = self._read_tier("processes", tick, self._read_processes) if sheets else None
+        for uuid, (values, reasons) in (more or {}).items():
+            sheet = sheets.setdefault(uuid, ({}, {}))
+            sheet[0].update(values)
+            sheet[1].update(reasons)
         return sheets
+
+    def _read_processes(self) -> Sheets:
+        return self._gpus.read_processes(self._tree.pids, is_member=self._tree.owns)
+
+    def _read_tier(self, tier: Tier, tick: Tick, read: Callable[[], _Found]) -> _Found | None:
+        """Return what is read of a tier; None where it is not due."""
+        if not self._plan.is_due(tier, tick.deadline_ns):
+            return None
+        begin_ns = self._clock.cpu_ns()
+        found = read()
+        cost_ns = self._clock.cpu_ns() - begin_ns
+        self._plan.note(tier, tick.deadline_ns, now_ns=tick.deadline_ns + tick.late_ns, cost_ns=cost_ns)
+        return found
 
     def _check_clocks(self) -> None:
         anchor, jumps = self._watch.check()
@@ -279,12 +206,14 @@ class Sampler:
         if anchor is not None:
             self._log.write(AnchorTaken(**dataclasses.asdict(anchor)))
 
-    def _check_devices(self, now_ns: int) -> None:
-        """Record the devices anew where the driver has come back with others, and what there is to say about them."""
+    def _note_devices(self, now_ns: int) -> None:
+        """Record the devices anew where the driver has come back with others."""
         if self._gpus.devices != self._devices:
             self._devices = self._gpus.devices
             data = {"devices": _describe(self._devices), "reason": self._gpus.reason}
             self._log.write(Event(mono_ns=now_ns, name="devices", data=data))
+
+    def _write_notes(self, now_ns: int) -> None:
         for text in self._gpus.notes[self._num_notes :]:
             self._num_notes += 1
             self._log.write(Event(mono_ns=now_ns, name="note", data={"text": text}))
@@ -306,8 +235,9 @@ class Sampler:
     def _end(self, status: str) -> End:
         calls = self._gpus.num_calls
         nvml_ns = self._gpus.nvml_ns
+        now_ns = self._clock.mono_ns()
         return End(
-            mono_ns=self._clock.mono_ns(),
+            mono_ns=now_ns,
             num_samples=self.num_samples,
             num_missed=self._schedule.num_missed,
             late_ns=self._late.summary(),
@@ -321,10 +251,12 @@ class Sampler:
             num_dropped_records=self._log.num_dropped,
             status=status,
             max_rss_bytes=proc.read_own_peak_bytes(),
+            cadence=self._plan.cadence(now_ns),
+            num_nvml_errors=sum(self._gpus.num_errors.values()),
         )
 
     def _own_cpu_s(self) -> float:
-        return (self._clock.cpu_ns() - self._begin_cpu_ns) / 1e9
+        return self._clock.cpu_ns() / 1e9  # since this process was started: opening the driver is part of the cost
 
     def _wall_s(self) -> float:
         return (self._clock.mono_ns() - self._first.mono_ns) / 1e9

@@ -3,9 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
+CREDIT_NS = 1_000_000_000  # whose share may be kept for one dear reading, so that it does not put off the next one
 _BUCKET_BITS = 6  # 32 buckets an octave: a quantile is off by at most 1.6 %
 
-__all__ = ["Distribution", "Pacer", "Schedule", "Tick"]
+__all__ = ["CREDIT_NS", "Distribution", "Pacer", "Schedule", "Tick"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,6 @@ class Schedule:
             raise ValueError(f"the interval is {interval_ns} ns; it must be above 0")
         self.interval_ns = interval_ns
         self.next_ns = begin_ns
-        self.num_taken = 0
         self.num_missed = 0
 
     def take(self, now_ns: int) -> Tick | None:
@@ -43,7 +43,6 @@ class Schedule:
         num_missed = (now_ns - self.next_ns) // self.interval_ns
         deadline_ns = self.next_ns + num_missed * self.interval_ns
         self.next_ns = deadline_ns + self.interval_ns
-        self.num_taken += 1
         self.num_missed += num_missed
         return Tick(deadline_ns=deadline_ns, late_ns=now_ns - deadline_ns, num_missed=num_missed)
 
@@ -51,15 +50,20 @@ class Schedule:
 class Pacer:
     """Lets work happen once a period, and less often where it costs more than its share of time.
 
+    The share of a second in which less was spent may be spent later.
+
     Args:
         period_ns: shortest time between two beginnings.
-        max_share: highest part of all time that the work may take.
+        max_share: highest part of all time that the work may take, as long as `max_wait_ns` allows.
+        max_wait_ns: longest time between two beginnings, whatever the work costs.
     """
 
-    def __init__(self, *, period_ns: int, max_share: float) -> None:
+    def __init__(self, *, period_ns: int, max_share: float, max_wait_ns: int) -> None:
         self._period_ns = period_ns
         self._max_share = max_share
+        self._max_wait_ns = max_wait_ns
         self._next_ns: int | None = None
+        self._paid_ns: int | None = None  # when the share makes up for all that was spent
 
     def is_due(self, deadline_ns: int) -> bool:
         """Return whether the work may happen at this deadline."""
@@ -67,7 +71,9 @@ class Pacer:
 
     def spent(self, deadline_ns: int, cost_ns: int) -> None:
         """Say what the work cost that was done at this deadline."""
-        self._next_ns = deadline_ns + max(self._period_ns, int(cost_ns / self._max_share))
+        paid_ns = deadline_ns if self._paid_ns is None else max(self._paid_ns, deadline_ns - CREDIT_NS)
+        self._paid_ns = min(paid_ns + int(cost_ns / self._max_share), deadline_ns + self._max_wait_ns)
+        self._next_ns = max(deadline_ns + self._period_ns, self._paid_ns)
 
 
 class Distribution:

@@ -78,11 +78,13 @@ class Target:
         return bool(select.select([self.fd], [], [], 0)[0])
 
     def exit_status(self) -> ExitStatus | None:
-        """Return how the process ended; None where it still runs or the system does not say."""
+        """Return how the process ended; None where it still runs, or the system does not tell this user."""
         if not self.has_ended():
             return None
         stat = _stat_of(self.pid)
-        if stat is not None and stat.start_ticks == self.start_ticks and stat.state in "ZX":
+        is_known = stat is not None and stat.start_ticks == self.start_ticks and stat.state in "ZX"
+        # Another user's process shows a code of 0 however it ended.
+        if stat is not None and is_known and (stat.exit_code or _may_look_into(self.pid)):
             return _decode(stat.exit_code)
         code = _pidfd_exit_code(self.fd)
         return None if code is None else _decode(code)
@@ -138,6 +140,19 @@ def _argv(pid: int) -> list[str] | None:
             return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     except OSError:
         return None
+
+
+def _may_look_into(pid: int) -> bool:
+    """Return whether the kernel shows a process's private values to this one; reading its I/O asks for the same right.
+
+    Source: PTRACE_MODE_READ_FSCREDS in https://man7.org/linux/man-pages/man5/proc_pid_io.5.html and proc_pid_stat(5).
+    """
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:  # noqa: PTH123 - /proc is no place for paths
+            file.read(1)
+    except OSError:
+        return False
+    return True
 
 
 def _pidfd_exit_code(fd: int) -> int | None:

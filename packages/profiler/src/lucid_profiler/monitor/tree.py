@@ -1,23 +1,26 @@
 """A process and its descendants as /proc shows them: processor time, memory and I/O of all of them together.
 
-A process belongs to the tree once it has been seen below it, also when its parent has ended since. Linux adds what a
-process used to its parent when the parent asks for its status; what was lost otherwise is kept by `Total`.
+A process belongs to the tree once it has been seen below it, also when its parent has ended since. The monitor itself
+never does, though its target may have started it. What processes used that have ended is kept by `Total`.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from lucid_profiler.monitor.readings import Reasons, Values
+from lucid_profiler.monitor.totals import Part, Total
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENDED = frozenset("ZXx")
 _READ_BYTES = 8192
+_MAX_GENERATIONS = 64
+_MAX_DIGITS = 40  # of a number in /proc with the blanks before it
 
-__all__ = ["Stat", "Total", "Tree", "read_available_bytes", "read_own_peak_bytes", "read_stat", "sees_own_namespace"]
+__all__ = ["Stat", "Tree", "read_available_bytes", "read_own_peak_bytes", "read_stat", "sees_own_namespace"]
 
 
 class Stat(NamedTuple):
@@ -25,11 +28,12 @@ class Stat(NamedTuple):
 
     state: str
     parent: int
-    cpu_ticks: int  # its own and that of the children whose status it has taken
+    own_ticks: int
+    inherited_ticks: int  # of the children whose status it has taken
     num_threads: int
     start_ticks: int
     rss_pages: int
-    exit_code: int  # 0 where the kernel does not tell us
+    exit_code: int  # 0 also where the kernel does not tell us
 
 
 class _Io(NamedTuple):
@@ -63,30 +67,6 @@ def read_own_peak_bytes() -> int | None:
     return _amount_in("/proc/self/status", b"VmHWM:")
 
 
-class Total:
-    """A sum over processes of something that only grows, kept when one of them ends.
-
-    When a process ends, its part moves to its parent; between the two it may be in neither. So a sum that is lower is
-    first taken for a look in between, and only if it stays lower was something lost: the last known sum is kept then.
-    """
-
-    def __init__(self) -> None:
-        self._lost = 0
-        self._peak = 0
-        self._is_lower = False
-
-    def update(self, living: int) -> int:
-        """Take the sum over living processes; return the sum over all that ever were."""
-        if living < self._peak and not self._is_lower:
-            self._is_lower = True
-            return self._lost + self._peak
-        if living < self._peak:
-            self._lost += self._peak - living
-        self._is_lower = False
-        self._peak = living
-        return self._lost + self._peak
-
-
 class Tree:
     """A process and all descendants of it that were seen.
 
@@ -100,7 +80,7 @@ class Tree:
         self._is_readable = start_ticks is not None
         self._known: set[int] = set()
         self._last_pid = b""
-        self._cpu, self._read, self._written = Total(), Total(), Total()
+        self._cpu, self._read, self._written = Total(_inherited_ticks), Total(_read_bytes), Total(_written_bytes)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -119,10 +99,23 @@ class Tree:
         self._known |= {pid for pid, stat in new.items() if stat.parent in listed or stat.parent == 0}
         self._adopt(new)
 
+    def owns(self, pid: int) -> bool:
+        """Return whether a process is one of the tree, which it joins here if it was started since the last scan."""
+        line: dict[int, Stat] = {}
+        ancestor = pid
+        while self._members and ancestor not in self._members and len(line) < _MAX_GENERATIONS:
+            stat = read_stat(ancestor) if ancestor > 0 else None
+            if stat is None:
+                return False
+            line[ancestor] = stat
+            ancestor = stat.parent
+        self._adopt(line)
+        return pid in self._members
+
     def read(self) -> tuple[Values, Reasons]:
         """Return what all of the processes together have used and hold now."""
-        living: list[Stat] = []
-        usage: list[_Io | None] = []
+        living: dict[int, Stat] = {}
+        usage: dict[int, _Io | None] = {}
         for pid, start_ticks in list(self._members.items()):
             # The number is checked last: then everything before it was about the same process.
             io = _read_io(pid)
@@ -130,17 +123,18 @@ class Tree:
             if stat is None or stat.start_ticks != start_ticks:
                 del self._members[pid]
                 continue
-            living.append(stat)
-            usage.append(io)
+            living[pid], usage[pid] = stat, io
         if not living:
             return _unreadable("not_found" if self._is_readable else "pid_namespace")
+        stats = living.values()
         values: Values = {
-            "cpu_time_s": self._cpu.update(sum(stat.cpu_ticks for stat in living)) / _TICKS_PER_S,
-            "rss_bytes": sum(stat.rss_pages for stat in living) * _PAGE_BYTES,
-            "num_processes": sum(stat.state not in _ENDED for stat in living),
-            "num_threads": sum(stat.num_threads for stat in living if stat.state not in _ENDED),
+            "cpu_time_s": self._cpu.update({pid: _ticks(stat) for pid, stat in living.items()}) / _TICKS_PER_S,
+            "rss_bytes": sum(stat.rss_pages for stat in stats) * _PAGE_BYTES,
+            "num_processes": sum(stat.state not in _ENDED for stat in stats),
+            "num_threads": sum(stat.num_threads for stat in stats if stat.state not in _ENDED),
         }
-        return self._add_io(values, usage)
+        more, reasons = self._io(living, usage)
+        return {**values, **more}, reasons
 
     def read_pss(self) -> tuple[Values, Reasons]:
         """Return the memory of all processes, with pages that n processes share counted as 1/n in each."""
@@ -172,6 +166,8 @@ class Tree:
             return os.urandom(8)
 
     def _adopt(self, new: dict[int, Stat]) -> None:
+        """Take in what is below the tree, parents before children."""
+        new.pop(os.getpid(), None)
         found = True
         while found:
             found = False
@@ -179,14 +175,33 @@ class Tree:
                 self._members.setdefault(pid, new.pop(pid).start_ticks)
                 found = True
 
-    def _add_io(self, values: Values, usage: Sequence[_Io | None]) -> tuple[Values, Reasons]:
-        amounts = [io for io in usage if io is not None]
-        if len(amounts) < len(usage):
+    def _io(self, living: Mapping[int, Stat], usage: Mapping[int, _Io | None]) -> tuple[Values, Reasons]:
+        known = {pid: io for pid, io in usage.items() if io is not None}
+        if len(known) < len(usage):
             fields = ("read_bytes", "write_bytes")
-            return {**values, **dict.fromkeys(fields)}, dict.fromkeys(fields, "no_permission")
-        values["read_bytes"] = self._read.update(sum(io.read_bytes for io in amounts))
-        values["write_bytes"] = self._written.update(sum(io.write_bytes for io in amounts))
-        return values, {}
+            return dict.fromkeys(fields), dict.fromkeys(fields, "no_permission")
+        read = {pid: Part(living[pid].parent, io.read_bytes, io.read_bytes) for pid, io in known.items()}
+        written = {pid: Part(living[pid].parent, io.write_bytes, io.write_bytes) for pid, io in known.items()}
+        return {"read_bytes": self._read.update(read), "write_bytes": self._written.update(written)}, {}
+
+
+def _ticks(stat: Stat) -> Part:
+    return Part(stat.parent, stat.own_ticks + stat.inherited_ticks, stat.inherited_ticks)
+
+
+def _inherited_ticks(pid: int) -> int | None:
+    stat = read_stat(pid)
+    return None if stat is None else stat.inherited_ticks
+
+
+def _read_bytes(pid: int) -> int | None:
+    io = _read_io(pid)
+    return None if io is None else io.read_bytes
+
+
+def _written_bytes(pid: int) -> int | None:
+    io = _read_io(pid)
+    return None if io is None else io.write_bytes
 
 
 def _unreadable(reason: str) -> tuple[Values, Reasons]:
@@ -209,7 +224,8 @@ def _parse_stat(data: bytes) -> Stat:
     return Stat(
         state=fields[0].decode("ascii"),
         parent=int(fields[1]),
-        cpu_ticks=sum(map(int, fields[11:15])),
+        own_ticks=int(fields[11]) + int(fields[12]),
+        inherited_ticks=int(fields[13]) + int(fields[14]),
         num_threads=int(fields[17]),
         start_ticks=int(fields[19]),
         rss_pages=int(fields[21]),
@@ -235,7 +251,6 @@ def _amount_in(path: str, name: bytes) -> int | None:
 
 def _kib_field(text: bytes, name: bytes) -> int | None:
     """Return an amount that /proc gives as a line like `Pss:  12 kB`, in bytes."""
-    for line in text.splitlines():
-        if line.startswith(name):
-            return int(line.split()[1]) * 1024
-    return None
+    # Not line by line: this is read at every tick, and the line wanted is never the first.
+    _, found, rest = text.partition(b"\n" + name)
+    return int(rest[:_MAX_DIGITS].split(None, 1)[0]) * 1024 if found else None

@@ -1,0 +1,85 @@
+"""The energy of a run's devices: the counter between the marks at the ends of its wall, else its power readings.
+
+A device's counter is read before the wall begins and after it ends, a device after the other and milliseconds each, so
+that its window is not the wall. Its energy is scaled to the wall, and what that may be off by is in the bound.
+"""
+
+from collections.abc import Sequence
+
+from lucid_profiler.monitor.energy import (
+    Energy,
+    PowerSample,
+    describe,
+    difference,
+    hold_ns,
+    integrate_power,
+    prefer,
+)
+from lucid_profiler.monitor.readings import REASONS, WINDOWS_NS
+from lucid_profiler.monitor.records import Mark
+from lucid_profiler.monitor_mark import FIT_MARKS
+from lucid_profiler.monitor_view import View
+from lucid_profiler.monitored import DeviceEnergy
+
+_SPOILT = frozenset({"counter_reset", "stuck_counter", "implausible"})
+
+__all__ = ["device_energy"]
+
+
+def device_energy(view: View, marks: Sequence[Mark]) -> tuple[list[DeviceEnergy], list[str]]:
+    """Return the energy of each device that the run used, and what a reader has to know, one sentence each."""
+    found: list[DeviceEnergy] = []
+    notes: list[str] = []
+    for uuid in view.uuids:
+        power = [(sample.mono_ns, sample.gpus.get(uuid, {}).get("power_draw_mw")) for sample in view.samples]
+        held = integrate_power(
+            power, begin_ns=view.wall.begin_ns, end_ns=view.wall.end_ns, max_hold_ns=hold_ns(view.interval_ns)
+        )
+        counter = _counter(view, marks, uuid, power)
+        best = prefer(counter, held)
+        found.append(
+            DeviceEnergy(
+                uuid=uuid,
+                value_j=best.value_j,
+                bound_j=best.bound_j,
+                source=best.source,
+                coverage=best.coverage,
+                reason=best.reason,
+            )
+        )
+        if counter.reason in _SPOILT:
+            notes.append(f"the energy counter of {uuid} was not used: {REASONS[counter.reason]}")
+        notes += filter(None, [describe(counter, held)])
+    return found, notes
+
+
+def _counter(view: View, marks: Sequence[Mark], uuid: str, power: Sequence[PowerSample]) -> Energy:
+    wall_ns = view.wall.end_ns - view.wall.begin_ns
+    begin = view.mark(marks, FIT_MARKS[0], view.wall.begin_ns)
+    end = view.mark(marks, FIT_MARKS[1], view.wall.end_ns)
+    if begin is None or end is None:
+        return difference(None, None, window_ns=wall_ns, reason="not_marked")
+    begin_ns, begin_slack_ns = _read_at(begin, uuid)
+    end_ns, end_slack_ns = _read_at(end, uuid)
+    outside_ns = abs(begin_ns - view.wall.begin_ns) + abs(end_ns - view.wall.end_ns)
+    return difference(
+        begin.energy_mj.get(uuid),
+        end.energy_mj.get(uuid),
+        window_ns=round(end_ns - begin_ns),
+        wall_ns=wall_ns,
+        unsure_ns=outside_ns + begin_slack_ns + end_slack_ns,
+        power_mw=_largest(power, begin_ns, end_ns),
+        reason=view.reasons.get(f"gpu:{uuid}.energy_mj"),
+    )
+
+
+def _read_at(mark: Mark, uuid: str) -> tuple[float, float]:
+    """Return the middle of the call that read a device's counter, and how far from it the counter was read at most."""
+    before_ns, after_ns = mark.energy_ns.get(uuid, (mark.mono_ns, mark.read_ns))
+    return (before_ns + after_ns) / 2, (after_ns - before_ns) / 2
+
+
+def _largest(power: Sequence[PowerSample], begin_ns: float, end_ns: float) -> float | None:
+    """Return the largest power that was read of the time between two moments, None if none was."""
+    last_ns = end_ns + WINDOWS_NS["power_draw_mw"]
+    return max((mw for at_ns, mw in power if mw is not None and begin_ns <= at_ns <= last_ns), default=None)

@@ -1,0 +1,115 @@
+"""What a person reads of the sampling beside the runs, and what `validate` makes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.html.rich import UUID, header, run_of, samples_of
+from cli.reports import write_report
+from lucid_cli import app
+from lucid_cli.html import render_page
+from lucid_cli.reporters.monitoring import render_memory, render_monitoring
+from lucid_profiler import jsonio
+from lucid_profiler.monitored import DeviceEnergy, Gap, MonitorReport
+from lucid_profiler.reader import Report, read_report
+from lucid_profiler.records import Arm
+from lucid_profiler.writer import Writer
+from reports.good import relinked
+
+S = 1_000_000_000
+GIB = 2**30
+
+
+def report_of(monitor: MonitorReport | None = None, **changes: Any) -> Report:
+    """Return a report of one run, whose sampling came to this."""
+    head = header((Arm(name="native"), Arm(name="captured")), pairs=1)
+    run = run_of(head.slots[0], seconds=10.0)
+    assert run.monitor is not None
+    return Report(path="", header=head, runs=(replace(run, monitor=replace(monitor or run.monitor, **changes)),))
+
+
+def said(report: Report) -> str:
+    """Return what is said of the sampling, on one line."""
+    return " ".join(" ".join(render_monitoring(report)).split())
+
+
+def test_a_gap_of_one_device_is_not_told_as_one_of_everything() -> None:
+    """Each kind is counted by itself."""
+    late, lost = Gap(begin_ns=1, end_ns=2, reason="late"), Gap(begin_ns=1, end_ns=2, reason="lost", device=UUID)
+    text = said(report_of(gaps=(late, lost, late)))
+    assert "2 gaps (late)" in text
+    assert f"1 gap of {UUID} alone (the GPU has fallen off the bus" in text
+
+
+def test_what_was_lost_and_not_counted_is_not_nothing() -> None:
+    """A monitor that was killed counted nothing."""
+    assert "how many records were lost is not known of every run" in said(report_of(num_dropped_records=None))
+    assert "lost" not in said(report_of())
+
+
+def test_what_the_driver_did_not_answer_is_counted() -> None:
+    """Nothing is said where that was not counted, or there was nothing."""
+    assert "3 questions to the driver without an answer" in said(report_of(num_nvml_errors=3))
+    assert "driver" not in said(report_of(num_nvml_errors=0))
+    assert "driver" not in said(report_of())
+
+
+def test_the_longest_time_between_two_readings_is_told() -> None:
+    """Of what is read more rarely the more it costs."""
+    cadence = {"tree": {"num": 9, "longest_ns": 2 * S}, "processes": {"num": 5, "longest_ns": S}}
+    text = said(report_of(cadence=cadence))
+    assert "longest time between two readings: process tree 2.0 s, processes on the GPU 1.0 s" in text
+
+
+@pytest.mark.parametrize("source", ["counter", "power_held"])
+def test_energy_is_told_with_its_bound(source: Any) -> None:
+    """Whichever it comes from."""
+    energy = DeviceEnergy(uuid=UUID, value_j=1000.0, bound_j=60.0, source=source)
+    assert ", to 6.0% or better" in said(report_of(energy=(energy,)))
+
+
+def test_a_spike_that_nobody_can_account_for_is_told(tmp_path: Path) -> None:
+    """In the table and on the page."""
+    whole = report_of()
+    (run,) = whole.runs
+    assert run.monitor is not None
+    account = replace(run.monitor.memory[0], unread_peak_bytes=30 * GIB, unread_peak_ns=5 * S)
+    report = report_of(memory=(account,))
+    assert "for a short time 30.00 GiB were used" in " ".join(" ".join(render_memory(report)).split())
+    path = tmp_path / "r.jsonl"
+    with Writer(path) as writer:
+        writer.write(report.header)
+        writer.write(report.runs[0])
+        for samples in samples_of(report.runs[0]):
+            writer.write(samples)
+    assert "for a short time 30.00 GiB were used" in render_page(read_report(path, allow_partial=True))
+    assert "for a short time" not in " ".join(render_memory(whole))
+
+
+BEFORE = {"gaps": [{"begin_ns": 1, "end_ns": 2, "reason": "lost"}], "num_dropped_records": 0}
+NOW = {
+    "gaps": [{"begin_ns": 1, "end_ns": 2, "reason": "lost", "device": UUID}],
+    "num_dropped_records": None,
+    "cadence": {"tree": {"num": 1, "longest_ns": 2}},
+    "num_nvml_errors": 1,
+    "memory": [{"uuid": UUID, "mono_ns": 1, "rows": [], "unread_peak_bytes": 5, "unread_peak_ns": 6}],
+}
+
+
+@pytest.mark.parametrize("monitor", [BEFORE, NOW], ids=["before", "now"])
+def test_reports_of_before_and_now_are_valid(
+    monitor: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a warning of keys that nobody knows."""
+    path = tmp_path / "r.jsonl"
+    write_report(path)
+    records = [jsonio.loads(line) for line in path.read_bytes().splitlines()]
+    for record in records:
+        if record["t"] == "run":
+            record["monitor"] = monitor
+    path.write_bytes(relinked(records))
+    assert app.run(["report", "validate", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+    assert not read_report(path).warnings
