@@ -88,6 +88,32 @@ def test_arms_are_what_their_names_settings_and_kinds_say(other: Arm, run: Run) 
     assert run("a.jsonl", "b.jsonl")[0] == 5
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_reports_that_differ_in_their_controls_alone_are_compared(form: str, run: Run) -> None:
+    """A control says what the machine does, not what was measured: it is noted, with its pairs."""
+    again = Arm(name="again", control=True)
+    measured("a.jsonl", [BASE, FAST])
+    measured("b.jsonl", [BASE, FAST, again], again=100.0)
+    code, out, err = run("a.jsonl", "b.jsonl", "--allow", "controls", "--format", form)
+    assert (code, err) == (0, "")
+    if form == "json":
+        (comparison,) = json.loads(out)["comparisons"]
+        assert [(one["key"], one["tier"]) for one in comparison["identities"]] == [("controls", "noted")]
+    elif form != "csv":
+        assert "controls: none in a, again, 5 pairs in b" in out
+    assert run("b.jsonl", "b.jsonl", "--format", form)[1].count("controls") == 0
+
+
+def test_a_refusal_for_want_of_pairs_has_no_empty_table(run: Run) -> None:
+    """Nothing differs in the circumstances, so there is nothing to list."""
+    measured("a.jsonl", [BASE, FAST])
+    write_arms(Path("b.jsonl"), [BASE, FAST], [], header={"pairs": 5})
+    code, out, err = run("a.jsonl", "b.jsonl", "--format", "markdown")
+    assert (code, err) == (5, "Error: the reports cannot be compared: the second report has no runs\n")
+    assert out.startswith("### b cannot be compared with a: the second report has no runs\n\n- a: a.jsonl: 5")
+    assert "|" not in out
+
+
 def test_a_lost_arm_is_listed_and_compared_with_nothing(run: Run) -> None:
     """Allowed by name, what both have is compared; where that is no arm, nothing can be."""
     first = measured("a.jsonl", [BASE, FAST, SLOW])

@@ -1,5 +1,6 @@
 import csv
 import io
+import math
 import os
 from collections.abc import Callable
 from decimal import Decimal
@@ -117,6 +118,10 @@ def test_a_trace_says_what_it_is_of(trace: dict[str, Any]) -> None:
     assert "CLOCK_MONOTONIC" in about["clock"]
 
 
+def _short(value: object) -> str:
+    return str(value)[:8]
+
+
 def _trace_of(records: list[dict[str, Any]], path: Path) -> tuple[dict[str, Any], ChromeTrace]:
     path.write_bytes(relinked(records))
     out = io.BytesIO()
@@ -134,6 +139,17 @@ def test_slices_that_overlap_get_lanes_of_their_own(tmp_path: Path, good: bytes)
         f"p{i}" for i in range(MAX_LANES)
     ]
     assert writer.num_left_out == 2
+
+
+def test_a_gap_of_one_device_names_it(tmp_path: Path, good: bytes) -> None:
+    """The rest was sampled meanwhile; a gap of everything names none."""
+    records = [jsonio.loads(line) for line in good.splitlines()]
+    run = next(record for record in records if record["t"] == "run")
+    times = {"begin_ns": BEGIN_NS, "end_ns": BEGIN_NS + 5, "reason": "lost"}
+    run["monitor"] = {"gaps": [{**times, "device": UUID}, times]}
+    found, _ = _trace_of(records, tmp_path / "gaps.jsonl")
+    names = [event["name"] for event in _events(found, "X") if event["args"].get("reason") == "lost"]
+    assert sorted(names) == ["gap", f"gap of {UUID}"]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +172,45 @@ def test_what_has_no_place_on_the_timeline_is_counted_and_left_out(
     found, writer = _trace_of(records, tmp_path / "a.jsonl")
     assert writer.num_left_out == num_left_out
     assert not _events(found, "C")
+
+
+@pytest.mark.parametrize("optimizer", [math.inf, -math.inf, math.nan, None, 1.5, 10**400], ids=_short)
+def test_what_is_no_number_of_an_optimizer_is_none(optimizer: float | None, tmp_path: Path, good: bytes) -> None:
+    """Its steps are those of the first one; a number beyond all threads has no place."""
+    records = [jsonio.loads(line) for line in good.splitlines()[:3]]
+    columns = {"begin_ns": [5], "end_ns": [6], "optimizer": [optimizer]}
+    records.append({"t": "samples", "run": 0, "series": "steps", "columns": columns})
+    device = {"mono_ns": [7], "optimizer": [optimizer], "optimizer_device_ns": [1_000_000]}
+    records.append({"t": "samples", "run": 0, "series": "device_steps", "columns": device})
+    found, writer = _trace_of(records, tmp_path / "a.jsonl")
+    is_number = type(optimizer) is int
+    assert writer.num_left_out == int(is_number)
+    threads = {event["args"]["name"] for event in _events(found, "M", name="thread_name")}
+    assert ("steps of optimizer 0" in threads) is not is_number
+    (counter,) = {event["name"] for event in _events(found, "C")}
+    assert (counter == "device_steps optimizer device") is not is_number
+
+
+@pytest.mark.parametrize("form", ["chrome-trace", "csv"])
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1.7e308, -1.7e308, 10**400, 2**63, -(10**400)], ids=_short)
+def test_no_number_stops_an_export(value: float, form: str, run: Run, good: bytes) -> None:
+    """Whatever column it is in: it has its row in the table, and the timeline keeps its rules."""
+    records = [jsonio.loads(line) for line in good.splitlines()[:3]]
+    columns = ("mono_ns", "cpu_time_s", "power_draw_mw", "rss_bytes", "num_threads", "device")
+    for column in columns:
+        rows = {name: [1, 2, 3] for name in columns} | {"device": [0, 0, 0], column: [0, value, 10**6]}
+        records.append({"t": "samples", "run": 0, "series": f"by {column}", "columns": rows})
+    for begin_ns, end_ns in ((5, value), (value, 6)):
+        steps = {"begin_ns": [begin_ns], "end_ns": [end_ns], "optimizer": [0]}
+        records.append({"t": "samples", "run": 0, "series": "steps", "columns": steps})
+    Path("odd.jsonl").write_bytes(relinked(records))
+    code, out, err = run("odd.jsonl", "--to", form)
+    assert (code, "Traceback" in err) == (0, False)
+    if form == "csv":
+        cells = [row[-1] for row in csv.reader(io.StringIO(out.decode(), newline=""))]
+        assert cells.count(str(value)) == len(columns)
+    else:
+        checked_trace(out)
 
 
 def test_a_column_that_a_later_version_adds_is_a_counter(tmp_path: Path, good: bytes) -> None:

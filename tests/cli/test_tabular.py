@@ -94,6 +94,14 @@ def test_a_row_that_does_not_fit_its_columns_is_refused(columns: tuple[str, ...]
         Table(title="T", columns=columns, rows=(("1",),))
 
 
+def test_without_rows_there_are_no_columns() -> None:
+    """A head over nothing tells nobody anything; title and notes stay. CSV keeps its header."""
+    empty = table(title="refused", notes=("why",))
+    assert markdown([empty]) == "### refused\n\n- why\n"
+    assert "metric" not in text(empty)
+    assert csv_text(empty) == "metric,value\r\n"
+
+
 def test_a_step_summary_is_appended_to(tmp_path: Path) -> None:
     """What other steps wrote stays, and a blank line comes before ours."""
     path = tmp_path / "summary.md"

@@ -144,6 +144,15 @@ def test_a_value_that_is_not_finite_leaves_no_verdict(value: float) -> None:
         assert (got.status, got.reason) == ("no_verdict", "non_finite")
 
 
+def test_amounts_beyond_a_double_leave_no_verdict_in_a_unit() -> None:
+    """Each value is finite, and so is every ratio; only the spread of the amounts has no number."""
+    huge: Pairs = [(1e200, 1.1e200), (1e200, 1.2e200)] * 3
+    difference = compared(huge, huge)
+    got = judged("x<=+1MiB", difference)
+    assert (got.status, got.reason) == ("no_verdict", "non_finite_amount")
+    assert judged("x<=+50%", difference).status == "passed"
+
+
 def test_missing_values_leave_the_other_pairs() -> None:
     """Three pairs are enough, two are not."""
     assert judged("x<=+1%", compared(times(1.0), [*times(1.0)[:3], *[(1000.0, None)] * 3])).status == "passed"
@@ -180,6 +189,7 @@ def test_counters_can_be_limited() -> None:
     difference = diff(make_report(pairs), make_report(pairs, replays=8))
     assert judged("capture_replays>=0", difference).status == "failed"
     assert judged("capture_replays>=-2", difference).status == "passed"
+    assert judged("capture_replays<=+1%", difference).reason == "zero_baseline"
 
 
 def drifting(effect: float) -> Pairs:

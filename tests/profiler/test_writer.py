@@ -38,6 +38,20 @@ def test_a_report_goes_on_behind_its_last_whole_record(tmp_path: Path, tail: byt
     assert report.warnings == ()
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """Without a reader it is an error at once; with one it takes the records."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="nobody reads what is written there") as error:
+        Writer(path, overwrite=True)
+    assert error.value.filename == str(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with Writer(path, overwrite=True) as writer:
+        writer.write(HEADER)
+    assert os.read(reader, 1 << 16).endswith(b"\n")
+    os.close(reader)
+
+
 def test_a_line_end_that_is_missing_is_added(tmp_path: Path) -> None:
     """The record before it is whole and stays."""
     path = tmp_path / "report.jsonl"

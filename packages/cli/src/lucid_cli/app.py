@@ -10,7 +10,7 @@ import click
 
 from lucid_cli import __version__
 from lucid_cli.command import CannotStartError
-from lucid_cli.output import say, warn
+from lucid_cli.output import one_line, say, warn
 from lucid_profiler.errors import EnvironmentUnusableError, NotComparableError, ReportError
 
 INTERNAL_ERROR = 1
@@ -95,7 +95,8 @@ def run(args: Sequence[str]) -> int:
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
-        say(text.getvalue().removesuffix("\n"))
+        shown = text.getvalue().removesuffix("\n")
+        say(shown if _is_help(error) else shown.replace(error.message, one_line(error.message)))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -118,6 +119,12 @@ def _exit_code(error: Exception) -> int | None:
         return error.exit_code
     codes = {ReportError: 7, NotComparableError: 5, EnvironmentUnusableError: 9, OSError: 9}
     return next((code for kind, code in codes.items() if isinstance(error, kind)), None)
+
+
+def _is_help(error: click.ClickException) -> bool:
+    """Return whether an error is the help of a group that was called without a command: it alone has several lines."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return context is not None and error.message.startswith(context.get_usage())
 
 
 def _os_error(error: OSError) -> str:

@@ -43,13 +43,18 @@ class Interval(Seconds):
 
     def __init__(self, *, or_none: bool = False) -> None:
         super().__init__(is_open=not or_none, max_s=MAX_INTERVAL_S)
+        self._or_none = or_none
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number of seconds."""
         seconds = super().convert(value, param, ctx)
-        if seconds and not MIN_INTERVAL_S <= seconds <= MAX_INTERVAL_S:
-            self.fail(f"{value} is not from {MIN_INTERVAL_S} to {MAX_INTERVAL_S} seconds.", param, ctx)
+        if seconds and seconds < MIN_INTERVAL_S:
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return seconds
+
+    def _describe_range(self) -> str:
+        """Return what click shows in the help and in its own messages: there is a hole between 0 and the rest."""
+        return f"{'0, or ' if self._or_none else ''}from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S}"
 
 
 class Report(click.Path):

@@ -1,15 +1,16 @@
 """Writing to the terminal or a pipe: no character is too much for its encoding, and a closed pipe is no error."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 # What to print where the encoding of the output lacks a character.
 _PLAIN = str.maketrans({"…": "...", "µ": "u"})
 
-__all__ = ["ending_quietly", "flush", "printable", "say", "warn", "write_result"]
+__all__ = ["ending_quietly", "flush", "one_line", "printable", "say", "warn", "write_result", "write_whole"]
 
 
 def printable(text: str, encoding: str | None) -> str:
@@ -23,6 +24,13 @@ def printable(text: str, encoding: str | None) -> str:
     return kept
 
 
+def one_line(text: str) -> str:
+    r"""Return `text` with an escape for each line end and control character, such as `\n`: names of files hold any."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def write_result(text: str) -> None:
     """Write `text` to standard output. A reader that has gone away ends the output quietly.
 
@@ -31,9 +39,25 @@ def write_result(text: str) -> None:
     """
     if sys.stdout is None:
         return
+    encoding = sys.stdout.encoding
     with ending_quietly(sys.stdout):
-        sys.stdout.write(printable(text, sys.stdout.encoding))
         sys.stdout.flush()
+        write_whole(sys.stdout.buffer, printable(text, encoding).encode(encoding))
+        sys.stdout.buffer.flush()
+
+
+def write_whole(stream: BinaryIO, data: bytes) -> None:
+    """Write all of `data`: standard output without a buffer (PYTHONUNBUFFERED) may take a part and say nothing.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    rest = memoryview(data)
+    while rest:
+        taken: int | None = stream.write(rest)
+        if taken is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        rest = rest[taken:]
 
 
 @contextmanager
@@ -63,8 +87,8 @@ def say(text: str) -> None:
 
 
 def warn(text: str, *, kind: str = "Warning") -> None:
-    """Write one line with its kind to standard error; where nobody reads it, nothing happens."""
-    say(f"{kind}: {text}")
+    """Write one line with its kind to standard error, whatever names it holds; where nobody reads it, nothing."""
+    say(f"{kind}: {one_line(text)}")
 
 
 def flush() -> None:

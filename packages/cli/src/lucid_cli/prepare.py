@@ -17,7 +17,7 @@ from lucid_cli import __version__, experiment
 from lucid_cli.arms import parse_arm, plan_arms
 from lucid_cli.built_in import built_in_command
 from lucid_cli.orchestrate import utc_now
-from lucid_cli.output import say
+from lucid_cli.output import one_line, say
 from lucid_cli.plan import Plan
 from lucid_cli.recorder import Recorder, make_env
 from lucid_cli.report_file import ReportFile, refuse_taken
@@ -116,7 +116,7 @@ def prepare(words: tuple[str, ...], options: Mapping[str, Any]) -> Prepared:
     def begin(writer: Writer) -> Recorder:
         recorder = Recorder(writer, header)
         recorder.add_host(host)
-        say(f"report: {name}")
+        say(f"report: {one_line(name)}")
         return recorder
 
     run_s = options["expect_seconds"]

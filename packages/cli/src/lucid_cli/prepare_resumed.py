@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lucid_cli.output import say
+from lucid_cli.output import one_line, say
 from lucid_cli.plan import Plan
 from lucid_cli.prepare import Prepared, host_env, read_drivers, read_stdin
 from lucid_cli.recorder import Recorder
@@ -68,13 +68,13 @@ def prepare_resumed(words: tuple[str, ...], options: Mapping[str, Any], *, typed
 
     def open_file() -> Writer:
         for text in unfinished.what_goes():
-            say(text)
+            say(one_line(text))
         return unfinished.open()
 
     def begin(writer: Writer) -> Recorder:
         recorder = Recorder.continued(writer, unfinished.report, resume)
         recorder.add_host(host)
-        say(f"report: {name}")
+        say(f"report: {one_line(name)}")
         return recorder
 
     run_s = options["expect_seconds"] or _typical_run_s(unfinished)

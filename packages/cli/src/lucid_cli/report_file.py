@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from lucid_cli.special_files import unwritable_kind
 from lucid_profiler.writer import Writer, lock
 
 __all__ = ["ReportFile", "refuse_taken"]
@@ -51,7 +52,8 @@ def refuse_taken(path: str, *, overwrite: bool) -> None:
     """Refuse what can be seen to be no name for a report, without touching it.
 
     Raises:
-        UsageError: it is standard output, the name of a packed file, or a file that is not to be replaced.
+        UsageError: it is standard output, the name of a packed file, no place for output, or a file that is not to be
+            replaced.
     """
     if path == "-":
         raise click.UsageError("-o -: the report needs a file, since the table goes to standard output")
@@ -60,6 +62,8 @@ def refuse_taken(path: str, *, overwrite: bool) -> None:
         plain = Path(path).with_suffix("")
         words = f"a report is written unpacked; write {plain}, and pack it afterwards with {packer}"
         raise click.UsageError(f"-o {path}: {words}")
+    if (kind := unwritable_kind(path)) is not None:
+        raise click.UsageError(f"the report cannot go to {path}, {kind}; name a file with -o")
     if Path(path).is_file() and not overwrite:
         raise _exists(path)
 
@@ -67,7 +71,7 @@ def refuse_taken(path: str, *, overwrite: bool) -> None:
 class ReportFile:
     """A report that can be written, as far as that can be known without touching what is there.
 
-    A device or a pipe is opened at once, since that loses nothing.
+    A device, or a pipe that is open already, is opened at once, since that loses nothing.
 
     Args:
         path: where it goes.

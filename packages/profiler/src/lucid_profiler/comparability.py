@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from lucid_profiler import jsonio
 from lucid_profiler.reader import Report
+from lucid_profiler.records import Arm
 
 __all__ = [
     "DATA_PART",
@@ -28,7 +29,7 @@ DATA_PART = "data"
 # What changes neither the meaning nor, as a rule, the size of an effect: worth showing, not worth refusing.
 _NOTED = frozenset(
     {
-        *("pairs", "order", "rules", "taints"),
+        *("controls", "pairs", "order", "rules", "taints"),
         *("gpu_uuid", "cuda_visible_devices", "num_cpus", "num_usable_cpus", "memory_total_bytes"),
     }
 )
@@ -77,6 +78,8 @@ def described(difference: IdentityDifference) -> str:
 
 def value_words(key: str, value: Any) -> str:
     """Return one value of a circumstance as text: arms by their names, with what makes them one."""
+    if key == "controls":
+        return ", ".join(map(_control_words, value)) or "none"
     if key == "arms":
         return ", ".join(f"{'base ' if not place else ''}{_arm_words(arm)}" for place, arm in enumerate(value))
     if key in {"rules", "taints"}:
@@ -84,9 +87,13 @@ def value_words(key: str, value: Any) -> str:
     return "unknown" if value is None else str(value)
 
 
+def _control_words(control: dict[str, Any]) -> str:
+    num = control["pairs"]
+    return f"{_arm_words(control)}, {num} pair{'' if num == 1 else 's'}"
+
+
 def _arm_words(arm: dict[str, Any]) -> str:
-    kinds = [kind for kind in ("different", "control") if arm[kind]]
-    about = [*kinds, *(f"{name}={value}" for name, value in arm["env"].items())]
+    about = [*(["different"] if arm["different"] else []), *(f"{name}={value}" for name, value in arm["env"].items())]
     return f"{arm['name']} ({', '.join(about)})" if about else arm["name"]
 
 
@@ -110,6 +117,7 @@ def _facts(report: Report) -> Iterator[tuple[str, Any]]:
     yield "command", list(header.command)
     yield "primary", header.primary
     yield "arms", _arms(report)
+    yield "controls", _controls(report)
     yield "alpha", header.alpha
     yield "rules", list(header.rules)
     yield "taints", sorted(header.taints)
@@ -134,12 +142,23 @@ def _identity_value(key: str, value: Any) -> Any:
 
 
 def _arms(report: Report) -> list[dict[str, Any]]:
-    """Return what the arms are: the base, then the others by their names, for their order is that of the runs alone."""
-    base, others = report.header.arms[:1], sorted(report.header.arms[1:], key=lambda arm: arm.name)
+    """Return what is measured: the base, then the others by their names, for their order is that of the runs alone."""
+    others = [arm for arm in report.header.arms[1:] if not arm.control]
+    return [_arm(arm) for arm in (*report.header.arms[:1], *sorted(others, key=lambda arm: arm.name))]
+
+
+def _controls(report: Report) -> list[dict[str, Any]]:
+    """Return what tells of the machine alone: the arms that repeat the base, and in how many planned pairs."""
+    slots = [slot for slot in report.header.slots if not slot.discarded]
     return [
-        {"name": arm.name, "env": dict(arm.env), "different": arm.different, "control": arm.control}
-        for arm in (*base, *others)
+        {**_arm(arm), "pairs": len({slot.pair for slot in slots if slot.arm == arm.name})}
+        for arm in sorted(report.header.arms[1:], key=lambda arm: arm.name)
+        if arm.control
     ]
+
+
+def _arm(arm: Arm) -> dict[str, Any]:
+    return {"name": arm.name, "env": dict(arm.env), "different": arm.different, "control": arm.control}
 
 
 def _major(schema: str) -> str:

@@ -120,7 +120,7 @@ def judge_gate(gate: Gate, difference: Difference) -> GateResult:
         return without_verdict(gate, obstacle)
     interval = row.difference if gate.unit == "%" else row.amount
     if interval is None:
-        return without_verdict(gate, "too_few_pairs")
+        return without_verdict(gate, row.a.effect_reason or row.b.effect_reason or "too_few_pairs")
     status, reason = _status(gate, interval)
     is_withheld = gate.unit != "%" and difference.hides_absolute and row in difference.rows
     low, high = (None, None) if is_withheld else _in_unit(gate, interval)
@@ -136,7 +136,7 @@ def _obstacle(gate: Gate, row: DiffRow, *, canary_limit: float) -> str | None:
     if row.verdict == "not_comparable" and row.reason not in {"zero_baseline", "not_positive", "no_ratio"}:
         return row.reason
     if row.amount is None:
-        return "other_unit"
+        return "non_finite_amount" if row.a.unit == row.b.unit else "other_unit"
     return None if _has_quiet_base(row, canary_limit) else "canary"
 
 

@@ -85,10 +85,17 @@ class Writer:
         # Without O_TRUNC: until the file is locked, it may be the report of another process.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if overwrite else os.O_EXCL)
         try:
-            return os.open(self.path, flags, 0o644)
+            # A pipe is not waited for until somebody reads it; from then on writing waits as it does anywhere.
+            fd = os.open(self.path, flags | os.O_NONBLOCK, 0o644)
         except FileExistsError as error:
             text = "the report exists already; choose another name or ask for it to be overwritten"
             raise FileExistsError(errno.EEXIST, text, str(self.path)) from error
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise OSError(errno.ENXIO, "nobody reads what is written there", str(self.path)) from error
+            raise
+        os.set_blocking(fd, True)
+        return fd
 
     def _clear(self) -> None:
         if _is_file(os.fstat(self._fd)):

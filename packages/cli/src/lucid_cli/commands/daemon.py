@@ -5,7 +5,7 @@ import os
 import click
 
 from lucid_cli.commands.profile_attach import following, new_log
-from lucid_cli.output import say, write_result
+from lucid_cli.output import one_line, say, write_result
 from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.address import lock_path, make_private, runtime_directory
 from lucid_profiler.monitor.client import Client, connect
@@ -47,7 +47,7 @@ def start(pid: int, *, output: str | None, interval: float, no_nvml: bool) -> in
     if monitor.reason is not None:
         raise EnvironmentUnusableError(monitor.reason)
     say(f"daemon: process {monitor.pid}")
-    say(f"log: {path}")
+    say(f"log: {one_line(str(path))}")
     monitor.detach()
     return 0
 
@@ -112,7 +112,7 @@ def _keep(client: Client, pid: int) -> int:
         raise EnvironmentUnusableError(
             f"a daemon follows process {followed} already; end it first: lucid profile daemon stop"
         )
-    say(f"process {pid} is followed already, into {answer['output']}")
+    say(f"process {pid} is followed already, into {one_line(str(answer['output']))}")
     return 0
 
 
@@ -125,7 +125,7 @@ def _render(answer: dict[str, object]) -> str:
     if answer.get("target") is None:
         return "the daemon follows no process yet\n"
     return (
-        f"follows process {_pid(answer)} every {answer['interval_s']} s, into {answer['output']}\n"
+        f"follows process {_pid(answer)} every {answer['interval_s']} s, into {one_line(str(answer['output']))}\n"
         f"{answer['num_samples']} samples, {answer['num_missed']} missed, "
         f"{answer['num_dropped_records']} records could not be written\n"
     )

@@ -10,7 +10,7 @@ import click
 
 from lucid_cli.arguments import Interval
 from lucid_cli.interrupts import Interrupts
-from lucid_cli.output import say, warn, write_result
+from lucid_cli.output import one_line, say, warn, write_result
 from lucid_cli.reporters.words import amount, counted, scale
 from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.log import Log, read_log
@@ -67,7 +67,7 @@ def command(pid: int, *, output: str | None, interval: float, no_nvml: bool) -> 
         )
         if monitor.reason is not None:
             raise EnvironmentUnusableError(monitor.reason)
-        say(f"log: {path}")
+        say(f"log: {one_line(str(path))}")
         _follow(monitor, interrupts)
         first = interrupts.first
     write_result(summarize(read_log(path)))
@@ -126,7 +126,7 @@ def _ending(header: Header, log: Log) -> str:
         return f"process {pid} still runs"
     status = exits[-1].status
     if status is None:
-        return f"process {pid} has ended"
+        return f"process {pid} has ended; how is not known"
     how = f"by {status['signal']}" if status["signal"] else f"with status {status['returncode']}"
     return f"process {pid} has ended {how}"
 

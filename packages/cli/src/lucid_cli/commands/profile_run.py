@@ -121,7 +121,6 @@ __all__ = ["command"]
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False),
     metavar="FILE",
     help="Report to write.  [default: lucid-<UTC>-<id>.jsonl]",
 )

@@ -24,7 +24,8 @@ NO_VERDICT = 5
 INCONCLUSIVE = 6
 _FORMATS = ("table", "json", "markdown", "csv")
 _HEADER_KEYS = (
-    *("schema", "method", "command", "primary", "arms", "alpha", "rules", "taints", "pairs", "order", "data"),
+    *("schema", "method", "command", "primary", "arms", "controls", "alpha"),
+    *("rules", "taints", "pairs", "order", "data"),
 )
 
 __all__ = ["command"]

@@ -35,13 +35,14 @@ def command(file: str, *, form: str, output: str, overwrite: bool) -> int:
     check_destination(output, file, overwrite=overwrite)
     if file != "-":
         read_report(file, with_samples=False)
-    report = None
-    with opened(output) as sink:
+    remarks: list[str] = []
+    with opened(output, overwrite=overwrite) as sink:
         writer = _FORMS[form](sink)
         report = read_report(file, with_samples=False, each=writer.add)
         writer.finish(report)
-    for warning in report.warnings if report else ():  # none is left where nobody reads what is written
-        warn(f"{file}: {warning}")
-    if isinstance(writer, ChromeTrace) and writer.num_left_out:
-        warn(f"{file}: {counted(writer.num_left_out, 'row')} of samples have no place on the timeline")
+        remarks += report.warnings  # none where nobody reads on: the writing ended before
+        if isinstance(writer, ChromeTrace) and writer.num_left_out:
+            remarks.append(f"{counted(writer.num_left_out, 'row')} of samples have no place on the timeline")
+    for remark in remarks:
+        warn(f"{file}: {remark}")
     return 0

@@ -4,7 +4,7 @@ import click
 
 from lucid_cli import arguments
 from lucid_cli.export.table import row_count
-from lucid_cli.output import warn, write_result
+from lucid_cli.output import one_line, warn, write_result
 from lucid_cli.reporters.words import counted
 from lucid_profiler.compare import verify_summary
 from lucid_profiler.errors import ReportError
@@ -43,7 +43,8 @@ def _validate(file: str, *, allow_partial: bool) -> int:
         return BAD_REPORT
     for warning in report.warnings:
         warn(f"{file}: {warning}")
-    write_result(f"{file}: valid, {counted(len(report.runs), 'run')} in {counted(len(report.pairs), 'pair')}\n")
+    found = f"{counted(len(report.runs), 'run')} in {counted(len(report.pairs), 'pair')}"
+    write_result(f"{one_line(file)}: valid, {found}\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Where an export goes: standard output, or a file that is there whole or not at all."""
+"""Where an export or a page goes: standard output, or a file that is there whole or not at all."""
 
 import os
 import stat
@@ -11,7 +11,8 @@ from typing import BinaryIO, Protocol
 
 import click
 
-from lucid_cli.output import ending_quietly
+from lucid_cli.output import ending_quietly, write_whole
+from lucid_cli.special_files import unwritable_kind
 
 __all__ = ["Sink", "check_destination", "opened"]
 
@@ -27,28 +28,32 @@ def check_destination(path: str, source: str, *, overwrite: bool) -> None:
     """Refuse a file that cannot or must not be written, before any work is done.
 
     Raises:
-        UsageError: the file exists and is not to be replaced, is the report itself, or its directory cannot be written.
+        UsageError: the file exists and is not to be replaced, is the report itself or no place for output, or its
+            directory cannot be written.
     """
-    target = Path(path)
-    if path == "-" or (target.exists() and not target.is_file() and not target.is_dir()):
+    if path == "-":
         return
-    if target.is_dir():
-        raise click.UsageError(f"{path} is a directory; name a file with -o")
+    if (kind := unwritable_kind(path)) is not None:
+        raise click.UsageError(f"{path} is {kind}; name a file with -o")
+    target = Path(path)
+    if _is_special(target):
+        return
     if target.exists() and source != "-" and Path(source).exists() and target.samefile(source):
         raise click.UsageError(f"{path} is the report itself; name another file with -o")
     if target.exists() and not overwrite:
-        raise click.UsageError(f"{path} exists already; name another file with -o, or add --overwrite")
+        raise _exists(path)
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise click.UsageError(f"{path} cannot be written: {target.parent} is no directory that can be written to")
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Sink]:
+def opened(path: str, *, overwrite: bool) -> Iterator[Sink]:
     """Open a destination, `-` for standard output; a file appears under its name when all of it is written.
 
     A reader of standard output that has gone away ends the output quietly.
 
     Raises:
+        UsageError: the file has come to exist meanwhile, and is not to be replaced.
         OSError: it cannot be written; it names the file.
     """
     if path == "-":
@@ -56,10 +61,21 @@ def opened(path: str) -> Iterator[Sink]:
             yield out
         return
     try:
-        with _file(path) as out:
+        with _special(path) if _is_special(Path(path)) else _file(path, overwrite=overwrite) as out:
             yield out
+    except FileExistsError as error:
+        raise _exists(path) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), path) from error
+
+
+def _exists(path: str) -> click.UsageError:
+    return click.UsageError(f"{path} exists already; name another file with -o, or add --overwrite")
+
+
+def _is_special(target: Path) -> bool:
+    """Return whether something has this name that is no file, a device or a pipe say."""
+    return target.exists() and not target.is_file()
 
 
 @contextmanager
@@ -69,27 +85,60 @@ def _standard_output() -> Iterator[Sink]:
         return
     with ending_quietly(sys.stdout):
         sys.stdout.flush()
-        yield sys.stdout.buffer
+        yield _Whole(sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
 
 @contextmanager
-def _file(path: str) -> Iterator[BinaryIO]:
+def _special(path: str) -> Iterator[BinaryIO]:
+    with Path(path).open("wb") as out:
+        yield out
+
+
+@contextmanager
+def _file(path: str, *, overwrite: bool) -> Iterator[BinaryIO]:
     target = Path(path).resolve()
-    if target.exists() and not stat.S_ISREG(target.stat().st_mode):
-        with target.open("wb") as out:
-            yield out
-        return
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name[:100]}.", dir=target.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name[:30]}.", dir=target.parent)
     try:
         with open(descriptor, "wb") as out:  # noqa: PTH123 - a descriptor
             yield out
             out.flush()
-            os.fchmod(descriptor, _mode(target))
-        Path(name).replace(target)
+            with suppress(PermissionError):  # some file systems have permissions of their own
+                os.fchmod(descriptor, _mode(target))
+        _publish(Path(name), target, overwrite=overwrite)
     except BaseException:
         with suppress(OSError):
             Path(name).unlink()
+        raise
+
+
+def _publish(draft: Path, target: Path, *, overwrite: bool) -> None:
+    """Give a draft its name; without `overwrite` no file that has it already is replaced.
+
+    Raises:
+        FileExistsError: There is one.
+        OSError: It cannot be done.
+    """
+    if overwrite:
+        draft.replace(target)
+        return
+    try:
+        os.link(draft, target)
+    except FileExistsError:
+        raise
+    except OSError:  # not every file system has links
+        _claim(draft, target)
+    else:
+        draft.unlink()
+
+
+def _claim(draft: Path, target: Path) -> None:
+    """Give a draft its name by replacing an empty file, which can be made only where there is none."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        draft.replace(target)
+    except OSError:
+        target.unlink()
         raise
 
 
@@ -100,6 +149,17 @@ def _mode(target: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+class _Whole:
+    """Standard output, which takes all that it is given."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes, /) -> object:
+        write_whole(self._stream, data)
+        return len(data)
 
 
 class _Nowhere:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lucid_cli.output import one_line
 from lucid_cli.reporters.sentences import parity_code, parity_status, verdict_sentence, warning_sentence
 from lucid_cli.reporters.table import environment_words
 from lucid_cli.reporters.words import abbreviated, counted, interval, level, metric_name, percent, reason_words
@@ -29,6 +30,7 @@ _REASONS = {
     "non_finite": "values that are not finite",
     "other_direction": "not the same direction is better",
     "other_unit": "the units differ",
+    "non_finite_amount": "amounts whose difference is beyond a double",
     "not_compared": "the reports are not compared",
     "only_in_one_report": "only one of the reports has values",
     "not_recorded": "neither report has values",
@@ -125,7 +127,7 @@ def _title(report: Report, analyses: Sequence[Analysis]) -> str:
     pairs = counted(planned, "pair" if nums else "planned pair")
     if nums not in ([], [planned]):
         pairs = f"{' to '.join(map(str, dict.fromkeys((nums[0], nums[-1]))))} of {pairs}"
-    return f"{report.path}: {pairs}, {environment_words(report)}, {report.header.created}"
+    return f"{one_line(report.path)}: {pairs}, {environment_words(report)}, {report.header.created}"
 
 
 def _remarks(report: Report, analyses: Sequence[Analysis]) -> list[str]:

@@ -48,15 +48,18 @@ class Table:
 
 
 def text(table: Table) -> str:
-    """Return a table as aligned text within the width of all texts, ending in a newline."""
-    rows = [[_one_line(cell) for cell in row] for row in (table.columns, *table.rows)]
+    """Return a table as aligned text within the width of all texts, ending in a newline; without rows no columns."""
+    rows = [[_one_line(cell) for cell in row] for row in (table.columns, *table.rows)] if table.rows else []
     notes = [line for note in table.notes for line in labelled("", _one_line(note))]
-    blocks = [[_one_line(table.title)] if table.title else [], columns(rows), notes]
+    blocks = [[_one_line(table.title)] if table.title else [], columns(rows) if rows else [], notes]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
 def markdown(tables: Sequence[Table]) -> str:
-    """Return tables as GitHub's markdown, each under a heading, ending in a newline. What cells say is never markup."""
+    """Return tables as GitHub's markdown, each under a heading, ending in a newline; one without rows is its heading.
+
+    What cells say is never markup.
+    """
     return "\n\n".join(block for table in tables for block in _markdown_blocks(table)) + "\n"
 
 
@@ -82,7 +85,7 @@ def csv_text(table: Table) -> str:
 def _markdown_blocks(table: Table) -> list[str]:
     rows = [[markdown_escaped(_cell_text(cell)) for cell in row] for row in (table.columns, *table.rows)]
     rows.insert(1, ["---"] * len(table.columns))
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows) if table.rows else ""
     notes = "\n".join(f"- {_BLOCK_MARKUP.sub(_escape_block, markdown_escaped(note))}" for note in table.notes)
     title = markdown_escaped(table.title)
     return [block for block in (f"### {title}" if title else "", lines, notes) if block]
