@@ -12,7 +12,7 @@ from lucid_cli import app
 from lucid_cli.html import render_page
 from lucid_cli.reporters.monitoring import render_memory, render_monitoring
 from lucid_profiler import jsonio
-from lucid_profiler.monitored import DeviceEnergy, Gap, MonitorReport
+from lucid_profiler.monitored import DeviceEnergy, Gap, MemoryAccount, MemoryRow, MonitorReport
 from lucid_profiler.reader import Report, read_report
 from lucid_profiler.records import Arm
 from lucid_profiler.writer import Writer
@@ -33,6 +33,16 @@ def report_of(monitor: MonitorReport | None = None, **changes: Any) -> Report:
 def said(report: Report) -> str:
     """Return what is said of the sampling, on one line."""
     return " ".join(" ".join(render_monitoring(report)).split())
+
+
+@pytest.mark.parametrize(
+    ("bound_j", "words"),
+    [(None, "by how much it may be off is not known"), (0.004, "to 0.1% or better"), (120.0, "to 12.0% or better")],
+)
+def test_energy_is_told_with_what_it_may_be_off_by(bound_j: float | None, words: str) -> None:
+    """No bound is no small bound, and no bound is nothing."""
+    energy = DeviceEnergy(uuid=UUID, value_j=1000.0, bound_j=bound_j, source="power_held")
+    assert words in said(report_of(energy=(energy,)))
 
 
 def test_a_gap_of_one_device_is_not_told_as_one_of_everything() -> None:
@@ -113,3 +123,21 @@ def test_reports_of_before_and_now_are_valid(
     assert app.run(["report", "validate", str(path)]) == 0
     assert capsys.readouterr().err == ""
     assert not read_report(path).warnings
+
+
+def test_a_long_reason_leaves_every_row_of_the_account_its_name_and_value() -> None:
+    """As where the private pools were not asked for: the reason goes behind or below its row."""
+    rows = (
+        MemoryRow(name="used on the device", value_bytes=2 * GIB),
+        MemoryRow(name="this run", value_bytes=GIB, level=1),
+        MemoryRow(name="allocated", value_bytes=None, reason=f"cached: {'a long term ' * 9}: not_read", level=2),
+        MemoryRow(name="cached", value_bytes=None, reason="allocated: private_pools: not_read", level=2),
+    )
+    account = MemoryAccount(uuid=UUID, mono_ns=1, rows=rows)
+    lines = render_memory(report_of(memory=(account,)))
+    assert all(len(line) <= 100 for line in lines)
+    found = [line.split("  ") for line in map(str.strip, lines)]
+    assert [words[0] for words in found if words[0] in {row.name for row in rows}] == [row.name for row in rows]
+    assert any(words[0] == "used on the device" and words[-1].strip() == "2048.0 MiB" for words in found)
+    assert any(words[0] == "cached" and words[-1].strip() == "private pools: not read" for words in found)
+    assert "a long term a long term" in " ".join(lines)

@@ -122,6 +122,59 @@ def test_cpu_time_of_half_the_wall_is_none_of_it(tmp_path: Path, kept: range) ->
     assert (metric.value, metric.reason) == (None, "gap")
 
 
+def rarely(*at_s: float, until_s: float = 22) -> list[Sample]:
+    """Return a sample every tenth of a second from 8 s on, of which these have the processor time, two cores' worth."""
+    ticks = [round(8 + 0.1 * tick, 1) for tick in range(round((until_s - 8) * 10) + 1)]
+    return [sample(at, host={"cpu_time_s": 2 * (at - 8)} if at in at_s else {"rss_bytes": 1}) for at in ticks]
+
+
+TENTHS = header(interval_ns=S // 10)
+
+
+def test_processor_time_read_at_the_marks_stands_for_the_walls_ends(tmp_path: Path) -> None:
+    """A tree of many processes is read rarely; at the ends of `fit()` it is read all the same."""
+    marks = [
+        Mark(mono_ns=round(at * S), name=name, energy_mj={}, read_ns=round(at * S), cpu_time_s=2 * (at - 8))
+        for name, at in zip(FIT_MARKS, (9.99, 14.01), strict=True)
+    ]
+    wall = Wall(source="fit", begin_ns=10 * S, end_ns=14 * S)
+    seen = observed(tmp_path, *marks, *rarely(8.5, 11.5, 13.0, 15.9), end(), head=TENTHS, wall=wall)
+    assert seen.metrics["cpu_time"].value == pytest.approx(8.0)
+
+
+def test_without_marks_a_tree_that_was_read_too_rarely_says_so(tmp_path: Path) -> None:
+    """It is no gap: the monitor was there."""
+    wall = Wall(source="steps", begin_ns=10 * S, end_ns=14 * S)
+    metric = observed(tmp_path, *rarely(8.5, 11.5, 13.0, 15.9), end(), head=TENTHS, wall=wall).metrics["cpu_time"]
+    assert (metric.value, metric.reason) == (None, "read_too_rarely")
+
+
+@pytest.mark.parametrize(("last_s", "value"), [(19.5, 23.0), (19.3, None)])
+def test_the_last_reading_of_a_process_may_lie_a_twentieth_of_its_wall_before_its_end(
+    tmp_path: Path, last_s: float, value: float | None
+) -> None:
+    """Of ten seconds and more that is half a second."""
+    wall = Wall(source="process", begin_ns=8 * S, end_ns=20 * S)
+    samples = rarely(8.5, 11.5, 14.0, last_s, until_s=20)
+    metric = observed(tmp_path, *samples, end(), head=TENTHS, wall=wall).metrics["cpu_time"]
+    assert metric.value == (None if value is None else pytest.approx(value))
+    assert metric.reason == (None if value is not None else "read_too_rarely")
+
+
+def test_the_counter_has_no_bound_where_power_was_read_too_rarely(tmp_path: Path) -> None:
+    """Nobody knows how large it was in the tenth of a second that the counter may be off by."""
+    marks = [
+        Mark(mono_ns=at * S, name=name, energy_mj={GPU: 400_000 * at}, read_ns=at * S)
+        for name, at in zip(FIT_MARKS, (10, 20), strict=True)
+    ]
+    samples = every_second(power_draw_mw=400_000)
+    (rare,) = observed(tmp_path, *marks, *samples, end(), head=header(interval_ns=5 * S)).report.energy
+    assert (rare.source, rare.value_j, rare.bound_j) == ("counter", 4000.0, None)
+    (tmp_path / "monitor.jsonl").unlink()
+    (often,) = observed(tmp_path, *marks, *samples, end()).report.energy
+    assert often.bound_j == pytest.approx(40)
+
+
 def test_cpu_time_of_a_whole_process_begins_at_nothing(tmp_path: Path) -> None:
     """The first sample comes after the process began."""
     wall = Wall(source="process", begin_ns=5 * S, end_ns=20 * S)

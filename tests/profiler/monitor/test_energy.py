@@ -98,11 +98,22 @@ def test_the_bound_holds(levels: list[tuple[int, float]], begin_ns: int, length_
 
 
 def test_what_is_not_covered_is_in_the_bound() -> None:
-    """The first 0.3 s of ten have no reading: at 100 W they are 30 J."""
+    """The first 0.3 s of ten have no reading: at 100 W they are 30 J, and are taken to be as the rest is."""
     samples = steady(100_000, begin_ns=3 * SECOND // 10, end_ns=10 * SECOND)
     energy = integrate_power(samples, begin_ns=0, end_ns=10 * SECOND)
-    assert energy.value_j == pytest.approx(970)
+    assert energy.value_j == pytest.approx(1000)
     assert energy.bound_j == pytest.approx(30 + 0.01)
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "is_bounded"), [(0.1, True), (1.0, True), (1.05, True), (1.5, False), (5.0, False)]
+)
+def test_between_readings_that_lie_far_apart_nobody_saw_anything(interval_s: float, is_bounded: bool) -> None:
+    """A burst of seconds may lie there, and equal readings around it are no bound of it."""
+    samples: list[PowerSample] = [(round(at * interval_s * SECOND), 100_000) for at in range(300)]
+    energy = integrate_power(samples, begin_ns=0, end_ns=20 * SECOND, max_hold_ns=hold_ns(round(interval_s * SECOND)))
+    assert energy.value_j == pytest.approx(2000)
+    assert (energy.bound_j is not None) is is_bounded
 
 
 def test_steady_power_is_known_to_a_step_of_the_readings() -> None:
@@ -179,7 +190,7 @@ def test_a_missing_reading_ends_the_one_before() -> None:
     """From a None on the power is unknown until the next reading."""
     samples: list[PowerSample] = [(0, 100_000), (TICK, None), (2 * TICK, 100_000)]
     energy = integrate_power(samples, begin_ns=0, end_ns=100 * TICK, max_hold_ns=100 * TICK)
-    assert energy.value_j == pytest.approx(0.1 * 99 * 50)
+    assert energy.value_j == pytest.approx(0.1 * 100 * 50)
     assert energy.coverage == pytest.approx(0.99)
 
 

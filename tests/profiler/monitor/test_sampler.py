@@ -133,6 +133,16 @@ def test_own_processor_time_counts_from_the_start_of_the_process(run: Run) -> No
     assert end.own_cpu_s == 1.75
 
 
+def test_a_mark_has_the_processor_time_of_its_moment(run: Run) -> None:
+    """Whatever tier is due: at the ends of a wall it is wanted."""
+    run.sampler.begin()
+    run.sampler.mark("fit begin")
+    marks = [record for record in run.finish().records if isinstance(record, Mark)]
+    times = [mark.cpu_time_s for mark in marks if mark.cpu_time_s is not None]
+    assert len(times) == 3
+    assert times == sorted(times)
+
+
 def test_devices_are_read_by_tier(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cheap fields at every tick, processes once a second, the energy counter at marks only."""
     fake_nvml.install(fake_nvml.H200, tmp_path, monkeypatch)

@@ -252,6 +252,22 @@ def test_another_process_of_the_same_number_is_not_taken_for_it() -> None:
     assert reasons["rss_bytes"] == "not_found"
 
 
+def test_the_number_of_a_process_that_is_gone_may_belong_to_a_new_one() -> None:
+    """So that it is looked at again, whoever has it."""
+    with running("import subprocess, sys; subprocess.run(['sleep', '0.3']); sys.stdin.read()") as process:
+        tree = tree_of(process)
+        deadline = time.monotonic() + 30
+        while len(tree.pids) < 2:
+            assert time.monotonic() < deadline
+            tree.scan()
+        (child,) = set(tree.pids) - {process.pid}
+        assert child in tree._known
+        while child in tree.pids:
+            assert time.monotonic() < deadline
+            tree.read()
+        assert child not in tree._known
+
+
 def test_where_proc_numbers_others_nothing_is_read() -> None:
     """A /proc of another namespace would describe somebody else's processes."""
     tree = Tree(os.getpid(), start_ticks=None)

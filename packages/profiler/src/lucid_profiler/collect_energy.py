@@ -5,6 +5,7 @@ that its window is not the wall. Its energy is scaled to the wall, and what that
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lucid_profiler.monitor.energy import (
     Energy,
@@ -62,7 +63,7 @@ def _counter(view: View, marks: Sequence[Mark], uuid: str, power: Sequence[Power
     begin_ns, begin_slack_ns = _read_at(begin, uuid)
     end_ns, end_slack_ns = _read_at(end, uuid)
     outside_ns = abs(begin_ns - view.wall.begin_ns) + abs(end_ns - view.wall.end_ns)
-    return difference(
+    energy = difference(
         begin.energy_mj.get(uuid),
         end.energy_mj.get(uuid),
         window_ns=round(end_ns - begin_ns),
@@ -71,6 +72,8 @@ def _counter(view: View, marks: Sequence[Mark], uuid: str, power: Sequence[Power
         power_mw=_largest(power, begin_ns, end_ns),
         reason=view.reasons.get(f"gpu:{uuid}.energy_mj"),
     )
+    # Of power that nobody saw nobody knows how large it was.
+    return energy if view.interval_ns <= WINDOWS_NS["power_draw_mw"] else replace(energy, bound_j=None)
 
 
 def _read_at(mark: Mark, uuid: str) -> tuple[float, float]:

@@ -82,7 +82,8 @@ def observe_monitor(
         interval_ns=header.interval_ns,
         used=inside.uuids,
     )
-    energy, notes = device_energy(view, list(_all(log, Mark)))
+    marks = list(_all(log, Mark))
+    energy, notes = device_energy(view, marks)
     accounted = list(_accounts(view, inside, context))
     report = replace(
         _report(log, header, samples),
@@ -94,7 +95,7 @@ def observe_monitor(
     )
     return Monitored(
         report=report,
-        metrics=_metrics(view, energy),
+        metrics=_metrics(view, energy, marks),
         samples=(*_series(samples, run), *_memory_series(accounted, run)),
         notes=tuple(dict.fromkeys([*_notes(log), *notes])),
     )
@@ -234,9 +235,10 @@ def _total(energy: Sequence[DeviceEnergy], view: View) -> Known:
     return sum(values), None
 
 
-def _metrics(view: View, energy: Sequence[DeviceEnergy]) -> dict[str, Metric]:
+def _metrics(view: View, energy: Sequence[DeviceEnergy], marks: Sequence[Mark]) -> dict[str, Metric]:
+    marked = [(mark.mono_ns, mark.cpu_time_s) for mark in marks if mark.cpu_time_s is not None]
     found: dict[str, Known] = {
-        "cpu_time": view.growth("cpu_time_s"),
+        "cpu_time": view.growth("cpu_time_s", marked=marked),
         "gpu_energy": _total(energy, view),
         "gpu_power": view.combined("power_draw_mw", mean, sum, scale=1e-3),
         "gpu_utilization": view.combined("utilization_gpu_percent", mean, mean, scale=1e-2),

@@ -75,6 +75,17 @@ class View:
         return "pid_namespace" if "pid_namespace" in given else "no_gpu_memory"
 
     @property
+    def _is_followed(self) -> bool:
+        """Whether samples were taken until both ends of the wall, though not of everything."""
+        first_ns, last_ns = self.samples[0].mono_ns, self.samples[-1].mono_ns
+        begins = self.wall.source == "process" or first_ns <= self.wall.begin_ns + self.interval_ns
+        return begins and last_ns >= self.wall.end_ns - self.interval_ns
+
+    @property
+    def _slack_ns(self) -> int:
+        return (self.wall.end_ns - self.wall.begin_ns) // 20
+
+    @property
     def _all(self) -> list[str]:
         return [str(device["uuid"]) for device in self.devices]
 
@@ -122,32 +133,39 @@ class View:
         values = (sample.gpus.get(uuid, {}).get(field) for sample in inside)
         return [value for value in values if value is not None]
 
-    def growth(self, field: str) -> Known:
+    def growth(self, field: str, *, marked: Iterable[tuple[int, Number]] = ()) -> Known:
         """Return by how much a cumulative field of the host grew in the interval.
 
-        At each end it lies between the samples around it, in proportion; where the process ended with the interval,
-        the last sample stands for its end.
+        At each end it lies between the readings around it, in proportion; where the process ended with the interval,
+        the last reading stands for its end if it is not farther away than an interval or a twentieth of the wall.
+
+        Args:
+            field: its name.
+            marked: times and readings that are in no sample.
         """
         begin_ns, end_ns = self.wall.begin_ns, self.wall.end_ns
         if end_ns - begin_ns < MIN_SAMPLES * self.interval_ns:
             return None, "too_few_samples"
         rows = [(one.mono_ns, one.host.get(field)) for one in self.samples if one.host is not None]
-        known = [(at_ns, value) for at_ns, value in rows if value is not None]
+        known = sorted([*((at_ns, value) for at_ns, value in rows if value is not None), *marked])
         begin = self._between(known, begin_ns)
         if begin is None and self.wall.source == "process":
             begin = 0  # nothing was used before the process began
         end = self._between(known, end_ns)
-        if end is None and known and end_ns - self.interval_ns <= known[-1][0] <= end_ns:
-            end = known[-1][1]
+        last_ns, last = known[-1] if known else (begin_ns, None)
+        if end is None and last is not None and end_ns - max(self.interval_ns, self._slack_ns) <= last_ns <= end_ns:
+            end = last
         if begin is None or end is None:
-            return None, self.reasons.get(f"host.{field}", "gap") if not known else "gap"
+            if not known:
+                return None, self.reasons.get(f"host.{field}", "gap")
+            return None, "read_too_rarely" if self._is_followed else "gap"
         return end - begin, None
 
     def _between(self, known: Sequence[tuple[int, Number]], at_ns: int) -> Number | None:
         """Return what a field was at a moment between two samples.
 
-        None if they are farther apart than three intervals and a twentieth of the wall: where a busy machine skips
-        some, what lies between is still small beside the whole.
+        None if they are farther apart than three intervals and a twentieth of the wall, and neither is within an
+        interval of it: where a busy machine skips some, what lies between is still small beside the whole.
         """
         place = bisect_right(known, at_ns, key=lambda reading: reading[0])
         if place and known[place - 1][0] == at_ns:
@@ -155,7 +173,8 @@ class View:
         if not 0 < place < len(known):
             return None
         (before_ns, before), (after_ns, after) = known[place - 1], known[place]
-        if after_ns - before_ns > max(3 * self.interval_ns, (self.wall.end_ns - self.wall.begin_ns) // 20):
+        is_near = min(at_ns - before_ns, after_ns - at_ns) <= self.interval_ns
+        if not is_near and after_ns - before_ns > max(3 * self.interval_ns, self._slack_ns):
             return None
         return before + (after - before) * (at_ns - before_ns) / (after_ns - before_ns)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 WIDTH = 100
 LABEL_WIDTH = 10
 
-__all__ = ["LABEL_WIDTH", "WIDTH", "columns", "fits", "labelled", "stacked"]
+__all__ = ["LABEL_WIDTH", "WIDTH", "columns", "fits", "followed", "labelled", "stacked"]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -25,6 +25,18 @@ def fits(rows: Sequence[Sequence[str]]) -> bool:
     """Return whether columns, at least one space apart, have room in a line."""
     widths = _widths(rows)
     return sum(widths) + len(widths) - 1 <= WIDTH
+
+
+def followed(lines: Sequence[str], remarks: Sequence[str]) -> list[str]:
+    """Return each line with its remark behind it, in a column, or where that is too long on lines of its own."""
+    width = max(map(len, lines), default=0) + 2
+    shown = []
+    for line, remark in zip(lines, remarks, strict=True):
+        if width + len(remark) <= WIDTH:
+            shown.append(f"{line:<{width}}{remark}".rstrip())
+        else:
+            shown += [line, *_wrapped(remark, " " * LABEL_WIDTH, LABEL_WIDTH)]
+    return shown
 
 
 def stacked(rows: Sequence[Sequence[str]]) -> list[str]:

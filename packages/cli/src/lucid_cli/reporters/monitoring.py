@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
-from lucid_cli.reporters.layout import columns, labelled
+from lucid_cli.reporters.layout import columns, followed, labelled
 from lucid_cli.reporters.words import amount, counted, reason_words, scale
 from lucid_profiler.monitored import MemoryAccount, MonitorReport
 from lucid_profiler.reader import Report
@@ -13,7 +13,7 @@ from lucid_profiler.records import Run
 _TIERS = {
     "tree": "process tree",
     "children": "its children",
-    "pss": "its shared memory",
+    "pss": "memory with shared pages divided",
     "processes": "processes on the GPU",
 }
 
@@ -101,8 +101,12 @@ def _energy(runs: Sequence[Run]) -> list[str]:
     }
     words = []
     for source in sorted({energy.source for energy in known}):
-        bounds = [one.bound_j / one.value_j for one in known if one.source == source and one.bound_j and one.value_j]
-        words.append(sources[source] + (f", to {max(bounds):.1%} or better" if bounds else ""))
+        found = [one for one in known if one.source == source]
+        if any(one.bound_j is None for one in found):
+            words.append(f"{sources[source]}; by how much it may be off is not known")
+            continue
+        bounds = [one.bound_j / one.value_j for one in found if one.bound_j and one.value_j]
+        words.append(sources[source] + (f", to {max(0.001, *bounds):.1%} or better" if bounds else ""))
     return labelled("energy", f"from {'; and from '.join(words)}")
 
 
@@ -125,20 +129,21 @@ def render_memory(report: Report) -> list[str]:
 
 def _why(reason: str) -> str:
     """Return a reason, of a term or of one that it follows from, in words."""
-    term, colon, code = reason.rpartition(": ")
-    return f"{term.replace('_', ' ')}{colon}{reason_words(code)}"
+    terms, colon, code = reason.rpartition(": ")
+    return f"{terms.rpartition(': ')[2].replace('_', ' ')}{colon}{reason_words(code)}"
 
 
 def _account(arm: str, account: MemoryAccount) -> list[str]:
-    rows = []
+    rows, reasons = [], []
     for row in account.rows:
         scaled = scale("By", row.value_bytes)
         value = f"{amount(row.value_bytes, scaled)} {scaled[1]}" if row.value_bytes is not None else "-"
         why = "estimated: " if row.is_estimate else ""
         why += _why(row.reason) if row.reason else "from other terms" if row.is_estimate else ""
-        rows.append(["  " * (row.level + 1) + row.name, value, why])
+        rows.append(["  " * (row.level + 1) + row.name, value])
+        reasons.append(why)
     head = labelled("memory", f"{arm}, {account.uuid}, where the device's used memory was largest")
-    lines = [*head, *columns(rows)]
+    lines = [*head, *followed(columns(rows), reasons)]
     if account.warning:
         lines += labelled("warning", account.warning)
     if account.unread_peak_bytes is not None:

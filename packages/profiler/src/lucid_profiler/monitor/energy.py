@@ -25,6 +25,7 @@ COUNTER_STEP_NS = 100_000_000
 _MIN_STEPS = 10  # fewer, and the bound is above a tenth of the energy
 _MIN_HOLD_NS = 1_000_000_000
 _POWER_WINDOW_NS = WINDOWS_NS["power_draw_mw"]
+_MAX_UNSEEN_NS = _POWER_WINDOW_NS * 11 // 10  # readings come a little early and late
 _POWER_STEP_MW = 1.0  # the driver's readings are whole milliwatts
 _MIN_COVERAGE = 0.95
 _MAX_DISAGREEMENT = 0.05
@@ -108,11 +109,13 @@ def integrate_power(
     """Return the energy of `[begin_ns, end_ns]` from power readings, each held until the next one.
 
     Every sample counts, also one that repeats the value before it. A reading is held for `max_hold_ns` at most and ends
-    where a sample is None; where less than 95 % of the interval is covered the energy is None, "gap".
+    where a sample is None; where less than 95 % of the interval is covered the energy is None, "gap", and what is not
+    covered counts as the rest does.
 
     The bound adds up how far the power may have been elsewhere between two readings, what the largest power comes to
     in time that is not covered, a step of the readings, and how far they trail behind: each is a mean of the second
-    before it, so that what is read within the interval began up to a second earlier and lacks as much at its end.
+    before it, so that what is read within the interval began up to a second earlier and lacks as much at its end. Where
+    readings lie farther apart than that second, nobody saw what was between them, and there is no bound.
 
     Args:
         samples: In the order of their times; those outside the interval may be given, one before it covers its begin.
@@ -131,10 +134,11 @@ def integrate_power(
     unknown_mw = max(powers) - min(powers)  # how far away a reading may have been that there is none of
     moved = sum((unknown_mw if next_mw is None else abs(next_mw - mw)) * held_ns for held_ns, mw, next_mw in held)
     missing = max(powers) * (length_ns - covered_ns)
+    is_seen = max(held_ns for held_ns, _, _ in held) <= _MAX_UNSEEN_NS
     trailing = _spread_mw(samples, begin_ns=begin_ns, end_ns=end_ns) * _POWER_WINDOW_NS
     return Energy(
-        value_j=sum(power_mw * held_ns for held_ns, power_mw, _ in held) / 1e12,
-        bound_j=(moved + missing + trailing + _POWER_STEP_MW * length_ns) / 1e12,
+        value_j=sum(power_mw * held_ns for held_ns, power_mw, _ in held) / covered_ns * length_ns / 1e12,
+        bound_j=(moved + missing + trailing + _POWER_STEP_MW * length_ns) / 1e12 if is_seen else None,
         source="power_held",
         coverage=covered_ns / length_ns,
     )

@@ -34,6 +34,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "lost": "the GPU has fallen off the bus or needs a reset; see `dmesg` for the Xid",
         "unknown_error": "the driver failed without saying why; in a container, its devices may have been taken away",
         "gap": "nothing was read at that time",
+        "read_too_rarely": "it was read too rarely there, as with many processes",
         "suspend": "the machine slept",
         "implausible": "the driver gave a value that cannot be true",
         "abi_suspect": "the process list is scrambled: the driver and nvidia-ml-py disagree about it; update either",

@@ -124,6 +124,7 @@ class Mark:
 
     Attributes:
         energy_ns: by UUID, the times before and after the call that read the counter; empty in older logs.
+        cpu_time_s: processor time of the run's processes at `mono_ns`; None where it is not known, and in older logs.
     """
 
     kind: ClassVar[str] = "mark"
@@ -132,6 +133,7 @@ class Mark:
     energy_mj: Mapping[str, int | float | None]
     read_ns: int
     energy_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    cpu_time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,12 +106,20 @@ class Sampler:
         self._log.sync(is_due_only=True)
 
     def mark(self, name: str) -> dict[str, Any]:
-        """Record a moment with the energy counters; return its record's fields."""
+        """Record a moment with the processor time and the energy counters; return its record's fields."""
         now_ns = self._clock.mono_ns()
+        cpu_time_s = self._tree.read()[0]["cpu_time_s"]
         sheets, times = self._gpus.read_energy()
         energy = {uuid: values.get("energy_mj") for uuid, (values, _) in sheets.items()}
         read_ns = self._clock.mono_ns()
-        mark = Mark(mono_ns=now_ns, name=name[:MAX_NAME_CHARS], energy_mj=energy, read_ns=read_ns, energy_ns=times)
+        mark = Mark(
+            mono_ns=now_ns,
+            name=name[:MAX_NAME_CHARS],
+            energy_mj=energy,
+            read_ns=read_ns,
+            energy_ns=times,
+            cpu_time_s=cpu_time_s,
+        )
         self._book.explain(now_ns, sheets)
         self._log.write(mark)
         self._log.sync()

@@ -122,6 +122,9 @@ class Tree:
             stat = read_stat(pid)
             if stat is None or stat.start_ticks != start_ticks:
                 del self._members[pid]
+                # Another process may have got its number.
+                self._known.discard(pid)
+                self._last_pid = b""
                 continue
             living[pid], usage[pid] = stat, io
         if not living:
