@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import lucid_profiler
+from lucid_profiler import digest as digest_module
 from lucid_profiler import saved_state
-from lucid_profiler.digest import Entry, Leaf, digest_state, read_leaf
+from lucid_profiler.digest import digest_state
 from lucid_profiler.entries import NoteEntry
 from lucid_profiler.errors import ReportError
 from lucid_profiler.saved_state import (
@@ -131,14 +132,15 @@ def test_one_leaf_can_be_read_alone(tmp_path: Path) -> None:
 def test_one_value_is_on_the_host_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy is let go of before the next one is made."""
     alive: list[Any] = []
+    read_leaf = digest_module._leaf
 
-    def watched(entry: Entry) -> Leaf:
+    def watched(value: Any, name: str) -> Any:
         assert [reference() for reference in alive if reference() is not None] == []
-        leaf = read_leaf(entry)
+        leaf = read_leaf(value, name)
         alive.append(weakref.ref(leaf.data))
         return leaf
 
-    monkeypatch.setattr(saved_state, "read_leaf", watched)
+    monkeypatch.setattr(saved_state, "_leaf", watched)
     save(tmp_path, "model", [torch.ones(3) for _ in range(5)])
     assert len(alive) == 5
 

@@ -13,22 +13,12 @@ import ctypes
 import hashlib
 import struct
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Entry",
-    "Leaf",
-    "StateDigest",
-    "TensorDigest",
-    "digest_state",
-    "entries_of",
-    "first_difference",
-    "read_leaf",
-]
+__all__ = ["StateDigest", "TensorDigest", "digest_state", "first_difference"]
 
 _MAX_DEPTH = 100
 _ROOT_NAME = "(value)"
@@ -66,7 +56,7 @@ class StateDigest:
     """Leaves that hold a NaN or an infinity."""
 
 
-class Leaf(NamedTuple):
+class _Leaf(NamedTuple):
     """One value with everything that its digest covers."""
 
     kind: str
@@ -78,11 +68,8 @@ class Leaf(NamedTuple):
     is_finite: bool
 
 
-class Entry(NamedTuple):
-    """One value and its place in a state."""
-
+class _Entry(NamedTuple):
     path: bytes
-    """Depth and steps as the digest hashes them."""
     name: str
     value: Any
 
@@ -99,13 +86,14 @@ def digest_state(state: Any) -> StateDigest:
             message names the place.
         ValueError: On nesting deeper than 100 levels, which a cycle is.
     """
+    entries = sorted(_flatten(state, b"", (), 0), key=lambda entry: entry.path)
+    names = _unique_names(entries)
     total, layout = hashlib.sha256(_text("lucid.state/1")), hashlib.sha256(_text("lucid.strides/1"))
     tensors: dict[str, TensorDigest] = {}
     values: dict[str, str] = {}
     num_tensors = num_bytes = nonfinite = 0
-    for entry in entries_of(state):
-        name = entry.name
-        leaf = read_leaf(entry)
+    for entry, name in zip(entries, names, strict=True):
+        leaf = _leaf(entry.value, name)
         leaf_digest = _hash_leaf(leaf)
         total.update(entry.path + leaf_digest)
         layout.update(entry.path + _sizes(leaf.strides))
@@ -126,37 +114,6 @@ def digest_state(state: Any) -> StateDigest:
     )
 
 
-def entries_of(state: Any) -> list[Entry]:
-    """Return the leaves of a state by path; of different paths whose names have one spelling, the later get a number.
-
-    Raises:
-        TypeError: On a key that is neither str nor int.
-        ValueError: On nesting deeper than 100 levels.
-    """
-    seen: Counter[str] = Counter()
-    entries = []
-    for entry in sorted(_flatten(state, b"", (), 0), key=lambda entry: entry.path):
-        seen[entry.name] += 1
-        number = seen[entry.name]
-        entries.append(entry if number == 1 else Entry(entry.path, f"{entry.name} ({number})", entry.value))
-    return entries
-
-
-def read_leaf(entry: Entry) -> Leaf:
-    """Return the value of an entry with its bytes on the host.
-
-    Raises:
-        TypeError: On a value that has no digest.
-    """
-    value, name = entry.value, entry.name
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return _tensor_leaf(torch, value, name)
-    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
-        return _array_leaf(numpy, value, name)
-    return _plain_leaf(value, name)
-
-
 def first_difference(a: Mapping[str, TensorDigest], b: Mapping[str, TensorDigest]) -> str | None:
     """Return the first name, in sorted order, whose tensors differ or that one side lacks; None if there is none."""
     return next((name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)), None)
@@ -175,18 +132,18 @@ def _text(text: str) -> bytes:
     return _size(len(data)) + data
 
 
-def _hash_leaf(leaf: Leaf) -> bytes:
+def _hash_leaf(leaf: _Leaf) -> bytes:
     head = _text("lucid.leaf/1") + _text(leaf.kind) + _text(leaf.dtype) + _sizes(leaf.shape)
     hashed = hashlib.sha256(head + _size(len(leaf.data)))
     hashed.update(leaf.data)
     return hashed.digest()
 
 
-def _flatten(value: Any, steps: bytes, names: tuple[str, ...], depth: int) -> Iterator[Entry]:
+def _flatten(value: Any, steps: bytes, names: tuple[str, ...], depth: int) -> Iterator[_Entry]:
     """Yield the leaves of a state; a container without items is a leaf itself."""
     children = _children(value, names)
     if not children:
-        yield Entry(_size(depth) + steps, ".".join(names) or _ROOT_NAME, value)
+        yield _Entry(_size(depth) + steps, ".".join(names) or _ROOT_NAME, value)
         return
     if depth >= _MAX_DEPTH:
         raise ValueError(f"the state is nested deeper than {_MAX_DEPTH} levels at {'.'.join(names)[:80]}: a cycle?")
@@ -213,7 +170,26 @@ def _key(key: Any, names: tuple[str, ...]) -> tuple[bytes, str]:
     raise TypeError(f"{place} has the key {key!r} of type {type(key).__name__}; keys must be str or int")
 
 
-def _plain_leaf(value: Any, name: str) -> Leaf:
+def _unique_names(entries: list[_Entry]) -> list[str]:
+    """Return names in the order of the entries; of different paths with one spelling, the later get a number."""
+    seen: dict[str, int] = {}
+    names = []
+    for entry in entries:
+        seen[entry.name] = seen.get(entry.name, 0) + 1
+        names.append(entry.name if seen[entry.name] == 1 else f"{entry.name} ({seen[entry.name]})")
+    return names
+
+
+def _leaf(value: Any, name: str) -> _Leaf:
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _tensor_leaf(torch, value, name)
+    if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
+        return _array_leaf(numpy, value, name)
+    return _plain_leaf(value, name)
+
+
+def _plain_leaf(value: Any, name: str) -> _Leaf:
     if isinstance(value, bool):
         return _scalar("bool", b"\x01" if value else b"\x00")
     if isinstance(value, int):
@@ -230,15 +206,15 @@ def _plain_leaf(value: Any, name: str) -> Leaf:
     return _empty_leaf(value, name)
 
 
-def _empty_leaf(value: Any, name: str) -> Leaf:
+def _empty_leaf(value: Any, name: str) -> _Leaf:
     for kind, container in (("none", NoneType), ("dict", Mapping), ("list", list), ("tuple", tuple)):
         if isinstance(value, container):
             return _scalar(kind, b"")
     raise TypeError(f"{name} is of type {type(value).__module__}.{type(value).__qualname__}, which has no digest")
 
 
-def _scalar(kind: str, data: bytes, *, is_finite: bool = True) -> Leaf:
-    return Leaf("plain", kind, (), (), data, is_finite)
+def _scalar(kind: str, data: bytes, *, is_finite: bool = True) -> _Leaf:
+    return _Leaf("plain", kind, (), (), data, is_finite)
 
 
 def _shown(value: Any) -> str | None:
@@ -256,7 +232,7 @@ def _shown(value: Any) -> str | None:
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
 
 
-def _tensor_leaf(torch: Any, tensor: Any, name: str) -> Leaf:
+def _tensor_leaf(torch: Any, tensor: Any, name: str) -> _Leaf:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         raise TypeError(
             f"{name} is a {tensor.dtype} tensor of layout {tensor.layout} on {tensor.device}: no plain values"
@@ -269,7 +245,7 @@ def _tensor_leaf(torch: Any, tensor: Any, name: str) -> Leaf:
     flat = _little_endian(values.view(torch.uint8), width, sys.byteorder)
     shape = tuple(tensor.shape)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Leaf("tensor", dtype, shape, _strides(shape, tensor.stride()), _memory(flat), _is_finite(torch, host))
+    return _Leaf("tensor", dtype, shape, _strides(shape, tensor.stride()), _memory(flat), _is_finite(torch, host))
 
 
 def _little_endian(flat: Any, width: int, byteorder: str) -> Any:
@@ -300,11 +276,11 @@ def _strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...
     return tuple(0 if is_empty or size == 1 else stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _array_leaf(numpy: Any, value: Any, name: str) -> Leaf:
+def _array_leaf(numpy: Any, value: Any, name: str) -> _Leaf:
     array = numpy.asarray(value)
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
         raise TypeError(f"{name} is an array of {array.dtype}, which has no digest")
     data = array.astype(array.dtype.newbyteorder("<"), order="C").tobytes()
     strides = tuple(stride // array.dtype.itemsize for stride in array.strides)
     is_finite = array.dtype.kind not in "fc" or bool(numpy.isfinite(array).all())
-    return Leaf("tensor", array.dtype.name, array.shape, _strides(array.shape, strides), data, is_finite)
+    return _Leaf("tensor", array.dtype.name, array.shape, _strides(array.shape, strides), data, is_finite)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lucid_profiler.agent import STATE_VARIABLE
-from lucid_profiler.digest import entries_of, read_leaf
+from lucid_profiler.digest import _flatten, _leaf, _unique_names
 from lucid_profiler.errors import ReportError
 from lucid_profiler.snapshot import rank
 
@@ -235,9 +235,9 @@ def _write_whole(path: Path, part: str, state: Any) -> None:
 def _write(file: BinaryIO, part: str, state: Any) -> None:
     identity = process_identity()
     file.write(_line({"format": FORMAT, "part": _to_text(part), "rank": identity.rank, "command": identity.command}))
-    entries = entries_of(state)
-    for entry in entries:
-        leaf = read_leaf(entry)
+    entries = sorted(_flatten(state, b"", (), 0), key=lambda entry: entry.path)
+    for entry, name in zip(entries, _unique_names(entries), strict=True):
+        leaf = _leaf(entry.value, name)
         num_bytes = len(leaf.data)
         _check_room(file, num_bytes)
         described = {"kind": leaf.kind, "dtype": leaf.dtype, "shape": leaf.shape, "strides": leaf.strides}
