@@ -12,7 +12,7 @@ from cli.harness import Lucid
 from lucid_cli import app, built_in
 from lucid_cli.commands.profile_run import command
 from lucid_cli.experiment import default_pairs
-from lucid_profiler.nvml import read_nvml
+from support import fake_nvml
 
 WRITE_ARGV = "import json, os, sys; json.dump([os.fsencode(a).hex() for a in sys.argv[1:]], open('argv.json', 'w'))"
 WRITE_ENV = (
@@ -195,21 +195,23 @@ def test_usage_errors_are_found_before_anything_runs(lucid: Lucid, args: tuple[s
     assert (lucid.directory / "taken.jsonl").read_text() == "mine"
 
 
-@pytest.mark.parametrize("separator", [[], ["--"]])
-def test_without_a_command_the_built_in_fit_is_measured(lucid: Lucid, separator: list[str]) -> None:
-    """The command in the report is the one that was run: the module, under the interpreter that runs lucid."""
+@pytest.mark.parametrize(("separator", "gpus", "pairs"), [([], [], 2), (["--"], [fake_nvml.device()], 6)])
+def test_without_a_command_the_built_in_fit_is_measured(
+    lucid: Lucid, separator: list[str], gpus: list[dict[str, Any]], pairs: int
+) -> None:
+    """The command in the report is the one that was run, under the interpreter that runs lucid; a GPU is worth six."""
     package = lucid.directory / "lucid_cli" / "workloads"
     package.mkdir(parents=True)
     (package / "detection.py").write_text("print('stands in for the fit')")
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
-    ran = lucid("profile", "run", "-o", "report.jsonl", "-v", *separator)
+    env = fake_nvml.environment(fake_nvml.scenario(*gpus), lucid.directory)
+    ran = lucid("profile", "run", "-o", "report.jsonl", "-v", *separator, env=env)
     assert ran.code == 0, ran.err
     (header,) = ran.records("header")
     assert header["command"] == [sys.executable, "-m", "lucid_cli.workloads.detection"]
-    assert header["pairs"] == (6 if read_nvml().gpus else 2)
-    assert header["discarded_pairs"] == 1
-    assert ran.err.count("stands in for the fit\n") == 2 * (header["pairs"] + 1)
+    assert (header["pairs"], header["discarded_pairs"]) == (pairs, 1)
+    assert ran.err.count("stands in for the fit\n") == 2 * (pairs + 1)
 
 
 @pytest.mark.parametrize(

@@ -538,6 +538,21 @@ def test_a_command_runs_under_a_scenario(tmp_path: Path) -> None:
     assert "devices is 3; it takes a list" in done.stderr
 
 
+def test_the_fake_is_gone_when_its_installation_is_undone(tmp_path: Path) -> None:
+    """Left initialised, it is not what the binding finds by name afterwards: the machine's own driver, or none."""
+    code = (
+        "from support import fake_nvml\nimport pathlib, pynvml, pytest\nfrom lucid_profiler.nvml import read_nvml\n"
+        "own, patch = read_nvml(), pytest.MonkeyPatch()\n"
+        f"fake_nvml.install(fake_nvml.H200, pathlib.Path({str(tmp_path)!r}), patch)\n"
+        "pynvml.nvmlInit()\nfake = read_nvml()\npatch.undo()\n"
+        "print([gpu.uuid for gpu in fake.gpus] == [fake_nvml.UUID], read_nvml() == own)"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    environ = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("True True\n", "", 0)
+
+
 def test_another_process_finds_the_fake(tmp_path: Path) -> None:
     """The environment alone makes the real binding in another process load the fake."""
     environ = fake_nvml.environment(scenario(device(power_usage=42)), tmp_path)

@@ -3,6 +3,8 @@
  * nvmlInit reads the flat text file that the environment variable LUCID_FAKE_NVML names; scenario.py writes it and
  * says what a scenario can hold. Here are the functions of NVML; answers.h finds what they give.
  *
+ * It has no soname: a process that opened it by its path gets the machine's own driver when it asks for that by name.
+ *
  * Numbers of errors and layouts of structures are those of the documented interface:
  * https://docs.nvidia.com/deploy/nvml-api/
  */

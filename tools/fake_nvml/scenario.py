@@ -334,7 +334,7 @@ def build(folder: Path) -> Path:
     target = folder / LIBRARY
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         built = Path(scratch) / LIBRARY
-        command = [compiler, *_FLAGS, f"-Wl,-soname,{LIBRARY}", "-o", str(built), str(_SOURCES[0])]
+        command = [compiler, *_FLAGS, "-o", str(built), str(_SOURCES[0])]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
