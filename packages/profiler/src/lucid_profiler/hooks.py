@@ -1,7 +1,7 @@
 """Watches torch: optimizer steps, and the modules whose registered names the digests use.
 
 torch is never imported from here. A finder waits until the program does it, and then registers torch's own global
-hooks; they hold modules weakly, and the optimizers that stepped last strongly, so that both can be read at the end.
+hooks; they hold modules weakly, and optimizers too but for those that stepped last, which can be read at the end.
 What is measured around a step is somebody else's: a fault there ends that measurement, not the program.
 """
 
@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from lucid_profiler.device_times import DeviceTimes
 from lucid_profiler.journal import Guard
@@ -28,11 +29,12 @@ __all__ = ["MAX_OPTIMIZERS", "TorchHooks", "TrackedOptimizer", "Watcher", "watch
 class TrackedOptimizer:
     """One optimizer that stepped.
 
-    `names` maps the identity of a parameter to its qualified name; `device` is the index of the CUDA device that its
-    steps keep busy, None while there is none.
+    `optimizer` is None while it is not among those that stepped last. `names` maps the identity of a parameter to its
+    qualified name; `device` is the index of the CUDA device that its steps keep busy, None while there is none.
     """
 
     __slots__ = (
+        "alive",
         "begin_ns",
         "device",
         "index",
@@ -44,8 +46,9 @@ class TrackedOptimizer:
         "repeats_closure",
     )
 
-    def __init__(self, optimizer: Any, *, index: int) -> None:
+    def __init__(self, optimizer: Any, *, index: int, on_death: Callable[[Any], None]) -> None:
         self.optimizer = optimizer
+        self.alive = ref(optimizer, on_death)
         self.index = index
         self.repeats_closure = False
         self.names: dict[int, str] = {}
@@ -110,7 +113,8 @@ class TorchHooks:
         self._is_cuda_in_use: Callable[[], bool] = bool
         self._active = True
         self._num_adopted = 0
-        self._tracked: dict[int, TrackedOptimizer] = {}
+        self._tracked: dict[int, TrackedOptimizer] = {}  # every living one, by identity
+        self._kept: list[TrackedOptimizer] = []  # those whose optimizer is held, which are at most MAX_OPTIMIZERS
         self._modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._handles: list[Any] = []
 
@@ -150,6 +154,7 @@ class TorchHooks:
         """Take the hooks away and let go of everything, for the end of the process."""
         self.abandon()
         self._tracked.clear()
+        self._kept.clear()
         self._watchers.clear()
         self._device_watchers.clear()
         self._begin_watchers.clear()
@@ -157,7 +162,7 @@ class TorchHooks:
 
     def optimizers(self) -> list[TrackedOptimizer]:
         """Return the optimizers that stepped, in the order of their first step; the last eight of them."""
-        return [tracked for tracked in self._tracked.values() if tracked.num_steps]
+        return sorted((tracked for tracked in self._kept if tracked.num_steps), key=lambda tracked: tracked.index)
 
     def parameter_names(self, *, starting: TrackedOptimizer | None = None) -> dict[int, str]:
         """Name every parameter of those optimizers, by identity; of equal names the later get their optimizer's.
@@ -212,7 +217,7 @@ class TorchHooks:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Begin a step; one that is given a closure begins when that has made the gradients."""
         tracked = self._tracked.get(id(optimizer))
-        if tracked is None or len(optimizer.param_groups) != tracked.num_groups:
+        if tracked is None or tracked.optimizer is None or len(optimizer.param_groups) != tracked.num_groups:
             with self._guard:
                 tracked = self._adopt(optimizer, tracked)
             if tracked is None:
@@ -244,8 +249,8 @@ class TorchHooks:
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         end_ns = time.monotonic_ns()
         tracked = self._tracked.get(id(optimizer))
-        # Not pending: the outer end of a step() that calls its parent's step().
-        if tracked is None or not tracked.pending:
+        # Not pending: the outer end of a step() that calls its parent's step(). None: too many stepped within this one.
+        if tracked is None or not tracked.pending or tracked.optimizer is None:
             return
         tracked.pending = False
         tracked.num_steps = step = tracked.num_steps + 1
@@ -288,22 +293,33 @@ class TorchHooks:
                 tracked.device = _device_in_use(tracked.optimizer)
 
     def _adopt(self, optimizer: Any, tracked: TrackedOptimizer | None) -> TrackedOptimizer | None:
-        """Begin to follow an optimizer, or name the parameters of one that has new groups."""
+        """Begin to follow an optimizer, hold it again, or name the parameters of one that has new groups."""
         if not self._active:
             return None
         if tracked is None:
             if not self._num_adopted:
                 with self._guard:
                     self._ring = RingWriter(self._ring_path)
-            tracked = TrackedOptimizer(optimizer, index=self._num_adopted)
+            identity = id(optimizer)
+            on_death = partial(self._forget, identity)
+            tracked = self._tracked[identity] = TrackedOptimizer(optimizer, index=self._num_adopted, on_death=on_death)
             self._num_adopted += 1
-            self._tracked[id(optimizer)] = tracked
-            if len(self._tracked) > MAX_OPTIMIZERS:
-                del self._tracked[next(iter(self._tracked))]
-        tracked.num_groups = len(optimizer.param_groups)
-        wanted = {id(parameter) for parameter, _, _ in _parameters(tracked)}
-        tracked.names.update(_qualified_names(list(self._modules.values()), wanted))
+        tracked.optimizer = optimizer
+        if tracked not in self._kept:
+            if len(self._kept) == MAX_OPTIMIZERS:
+                oldest = min(self._kept, key=lambda one: (one.pending, one.begin_ns))
+                self._kept.remove(oldest)
+                oldest.optimizer = None
+            self._kept.append(tracked)
+        if len(optimizer.param_groups) != tracked.num_groups:
+            tracked.num_groups = len(optimizer.param_groups)
+            wanted = {id(parameter) for parameter, _, _ in _parameters(tracked)}
+            tracked.names.update(_qualified_names(list(self._modules.values()), wanted))
         return tracked
+
+    def _forget(self, identity: int, _reference: Any) -> None:
+        """Drop an optimizer that is no more, before another can have its identity."""
+        self._tracked.pop(identity, None)
 
 
 def _device_in_use(optimizer: Any) -> int | None:
