@@ -1,15 +1,21 @@
-"""More optimizers than are held: each is known again, and none is kept alive by having stepped long ago."""
+"""Steps of all kinds of optimizers: each is known again, none is kept alive, and none sees that it is watched."""
 
 import gc
+import inspect
+import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 import pytest
 import torch
 
 from lucid_profiler import hooks as hooks_module
+from lucid_profiler import tracking
 from lucid_profiler.hooks import TorchHooks
 from lucid_profiler.journal import Guard
 from lucid_profiler.ring import read_ring
@@ -47,14 +53,14 @@ def hooks(tmp_path: Path) -> Iterator[TorchHooks]:
 def test_optimizers_in_turn_are_known_again(hooks: TorchHooks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of twenty is named once and keeps its number; those that stepped last are held for the digests."""
     num_named = 0
-    qualified_names = hooks_module._qualified_names
+    qualified_names = tracking.qualified_names
 
     def count(modules: list[Any], wanted: set[int]) -> dict[int, str]:
         nonlocal num_named
         num_named += 1
         return qualified_names(modules, wanted)
 
-    monkeypatch.setattr(hooks_module, "_qualified_names", count)
+    monkeypatch.setattr(hooks_module, "qualified_names", count)
     heard = []
     hooks.watch(lambda tracked, _end_ns: heard.append((tracked.index, tracked.num_steps, tracked.optimizer)))
     optimizers = [_sgd() for _ in range(20)]
@@ -101,3 +107,133 @@ def test_steps_within_a_step_end_in_turn(hooks: TorchHooks) -> None:
     assert ended[8:] == optimizers[:8]
     optimizers[3].step()
     assert ended[16:] == optimizers[:4]
+
+
+class _Around(torch.optim.SGD):
+    """Does something before and after its parent's step, which may be called again or fail."""
+
+    num_inner = 1
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        before_ns = time.monotonic_ns()
+        for _ in range(self.num_inner):
+            if self.fails:
+                with suppress(ValueError):
+                    super().step(_raise)
+            super().step(closure)
+        self.took = (before_ns, time.monotonic_ns())
+
+
+def _raise() -> None:
+    raise ValueError("no loss")
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+@pytest.mark.parametrize(("num_inner", "fails"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("is_parent_hooked", [False, True])
+def test_a_step_around_its_parent_s_is_one(
+    hooks: TorchHooks, tmp_path: Path, num_inner: int, fails: bool, is_parent_hooked: bool, with_closure: bool
+) -> None:
+    """It lasts from its own begin to its own end, also where torch has a wrapper around the parent's as well."""
+    kind = type("Around", (_Around,), {"num_inner": num_inner, "fails": fails})
+    if is_parent_hooked:
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+    begun, ended = [], []
+    hooks.watch_begin(lambda tracked, _end_ns: begun.append(tracked.index))
+    hooks.watch(lambda tracked, end_ns: ended.append((tracked.begin_ns, end_ns)))
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = kind([weight], lr=0.1)
+    for num in range(1, 4):
+        optimizer.step((lambda: None) if with_closure else None)
+        assert (len(begun), len(ended)) == (num, num)
+        before_ns, after_ns = optimizer.took
+        begin_ns, end_ns = ended[-1]
+        assert end_ns >= after_ns
+        assert begin_ns > before_ns if with_closure else begin_ns <= before_ns
+    assert len(read_ring(tmp_path / "steps.ring").records) == 3
+
+
+def test_a_step_that_raises_is_none(hooks: TorchHooks, tmp_path: Path) -> None:
+    """The next one counts from its own begin."""
+    optimizer = _sgd()
+    with pytest.raises(ValueError, match="no loss"):
+        optimizer.step(_raise)
+    between_ns = time.monotonic_ns()
+    optimizer.step()
+    (record,) = read_ring(tmp_path / "steps.ring").records
+    assert record.begin_ns >= between_ns
+    assert [tracked.num_steps for tracked in hooks.optimizers()] == [1]
+
+
+class _Asking(torch.optim.SGD):
+    """Uses what it is given in all ways in which a function can be used."""
+
+    told: Any = None
+
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        self.seen = (
+            closure.__name__,
+            str(inspect.signature(closure)),
+            isinstance(closure, FunctionType | MethodType),
+            closure == self.told,
+        )
+        self.seen_values = [closure(backward=False), closure(backward=True)]
+        closure.__func__.last_use = len(self.seen_values)
+        return super().step()
+
+
+class _Losses:
+    def loss(self, backward: bool = True) -> bool:
+        return backward
+
+
+def test_a_closure_is_the_program_s_own(hooks: TorchHooks) -> None:
+    """Name, signature, kind, arguments, attributes and equality are those of what the program gave."""
+    losses = _Losses()
+    optimizer = _Asking([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.told = losses.loss
+    optimizer.step(losses.loss)
+    assert optimizer.seen == ("loss", "(backward: bool = True) -> bool", True, True)
+    assert optimizer.seen_values == [False, True]
+    assert vars(_Losses.loss) == {"last_use": 2}
+    assert [tracked.num_steps for tracked in hooks.optimizers()] == [1]
+
+
+class _OfModel(torch.optim.SGD):
+    def step(self, model: torch.nn.Module) -> Any:  # type: ignore[override]
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        return super().step()
+
+
+def test_what_is_called_but_no_function_is_left_alone(hooks: TorchHooks) -> None:
+    """A module that is given to `step()` stays one; the step begins before it, and the report says so."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = _OfModel(model.parameters(), lr=0.1)
+    optimizer.step(model)
+    assert [tracked.num_steps for tracked in hooks.optimizers()] == [1]
+    assert "its step time includes what that does" in hooks.notes()[0]
+
+
+class _Passing(torch.optim.Optimizer):
+    """Passes its steps on; it has neither groups nor state."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        self._patch_step_function()
+
+    def step(self, closure: Any = None) -> Any:
+        self.inner.step(closure)
+
+
+def test_a_wrapper_without_groups_is_not_an_optimizer(hooks: TorchHooks) -> None:
+    """The steps that it passes on are counted, once."""
+    inner = _sgd()
+    wrapper = _Passing(inner)
+    for _ in range(3):
+        wrapper.step()
+    assert [(tracked.optimizer, tracked.num_steps) for tracked in hooks.optimizers()] == [(inner, 3)]

@@ -7,7 +7,7 @@ What is measured around a step is somebody else's: a fault there ends that measu
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib.abc import MetaPathFinder
@@ -15,75 +15,23 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary
 
 from lucid_profiler.device_times import DeviceTimes
 from lucid_profiler.journal import Guard
 from lucid_profiler.ring import RingWriter
+from lucid_profiler.tracking import (
+    TrackedOptimizer,
+    device_in_use,
+    followed,
+    is_within_step,
+    parameters,
+    qualified_names,
+)
 
 MAX_OPTIMIZERS = 8
 
-__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "TrackedOptimizer", "Watcher", "watch_torch"]
-
-
-class TrackedOptimizer:
-    """One optimizer that stepped.
-
-    `optimizer` is None while it is not among those that stepped last. `names` maps the identity of a parameter to its
-    qualified name; `device` is the index of the CUDA device that its steps keep busy, None while there is none.
-    """
-
-    __slots__ = (
-        "alive",
-        "begin_ns",
-        "device",
-        "index",
-        "names",
-        "num_groups",
-        "num_steps",
-        "optimizer",
-        "pending",
-        "repeats_closure",
-    )
-
-    def __init__(self, optimizer: Any, *, index: int, on_death: Callable[[Any], None]) -> None:
-        self.optimizer = optimizer
-        self.alive = ref(optimizer, on_death)
-        self.index = index
-        self.repeats_closure = False
-        self.names: dict[int, str] = {}
-        self.num_groups = 0
-        self.num_steps = 0
-        self.begin_ns = 0
-        self.device: int | None = None
-        self.pending = False
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a report says about the optimizer itself."""
-        kind = type(self.optimizer)
-        return {"index": self.index, "name": kind.__qualname__, "module": kind.__module__, "num_steps": self.num_steps}
-
-
-class _Closure:
-    """What a program gives to `step()` to make the gradients; the step begins after the first call of it."""
-
-    def __init__(
-        self, closure: Callable[[], Any], tracked: TrackedOptimizer, *, begin: Callable[[TrackedOptimizer], None]
-    ) -> None:
-        self._closure = closure
-        self._tracked = tracked
-        self._begin = begin
-        self._was_called = False
-
-    def __call__(self) -> Any:
-        """Do what the program's closure does."""
-        result = self._closure()
-        if self._was_called:
-            self._tracked.repeats_closure = True
-        else:
-            self._was_called = True
-            self._begin(self._tracked)
-        return result
+__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "Watcher", "watch_torch"]
 
 
 Watcher = Callable[[TrackedOptimizer, int], None]
@@ -176,7 +124,7 @@ class TorchHooks:
         if starting is not None and not starting.num_steps:
             optimizers.append(starting)
         for tracked in optimizers:
-            for parameter, own_name, place in _parameters(tracked):
+            for parameter, own_name, place in parameters(tracked):
                 if id(parameter) not in names:
                     name = own_name or tracked.names.get(id(parameter), place)
                     candidates = (name, f"optimizer{tracked.index}.{name}")
@@ -200,9 +148,7 @@ class TorchHooks:
     def notes(self) -> list[str]:
         """Say what a reader of the report has to know about the steps."""
         notes = [
-            f"optimizer {tracked.index} calls its closure again within a step: its step time includes the later calls"
-            for tracked in self.optimizers()
-            if tracked.repeats_closure
+            f"optimizer {tracked.index} {tracked.remark}" for tracked in self.optimizers() if tracked.remark is not None
         ]
         if self._num_adopted > MAX_OPTIMIZERS:
             notes.append(f"{self._num_adopted} optimizers stepped: digests cover the last {MAX_OPTIMIZERS}")
@@ -216,25 +162,31 @@ class TorchHooks:
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Begin a step; one that is given a closure begins when that has made the gradients."""
-        tracked = self._tracked.get(id(optimizer))
-        if tracked is None or tracked.optimizer is None or len(optimizer.param_groups) != tracked.num_groups:
-            with self._guard:
+        try:
+            tracked = self._tracked.get(id(optimizer))
+            if tracked is None or tracked.optimizer is None or len(optimizer.param_groups) != tracked.num_groups:
                 tracked = self._adopt(optimizer, tracked)
-            if tracked is None:
+                if tracked is None:
+                    return None
+            # Still pending: the step before raised, or this one is called within it. Torch's wrapper calls the hooks.
+            if tracked.pending and is_within_step(optimizer, sys._getframe(1)):  # noqa: SLF001 - no other way to it
+                tracked.is_nested = True
                 return None
-        if len(args) > 1 and callable(args[1]):  # the first positional argument is the optimizer itself
-            return (args[0], self._followed(tracked, args[1]), *args[2:]), kwargs
-        if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._followed(tracked, kwargs["closure"])}
-        self._begin(tracked)
+            tracked.is_nested = False
+            if len(args) > 1 and callable(args[1]):  # the first positional argument is the optimizer itself
+                return (args[0], self._begin_behind(args[1], tracked), *args[2:]), kwargs
+            if callable(kwargs.get("closure")):
+                return args, {**kwargs, "closure": self._begin_behind(kwargs["closure"], tracked)}
+            self._begin(tracked)
+        except Exception as error:  # noqa: BLE001 - as a Guard does, without the cost of a context manager
+            self._guard.note(error)
         return None
 
-    def _followed(self, tracked: TrackedOptimizer, closure: Callable[[], Any]) -> "_Closure":
-        """Return a closure that begins the step; of a step() that calls its parent's, it is the outer one's."""
-        if isinstance(closure, _Closure):
-            return closure
-        self._begin(tracked, is_told=False)  # the closure may never be called
-        return _Closure(closure, tracked, begin=self._begin)
+    def _begin_behind(self, closure: Any, tracked: TrackedOptimizer) -> Any:
+        """Begin the step behind the closure, or now where it cannot be followed; return what takes its place."""
+        stand_in = followed(closure, tracked, begin=self._begin)
+        self._begin(tracked, is_told=stand_in is None)  # also where it could: it may never be called
+        return closure if stand_in is None else stand_in
 
     def _begin(self, tracked: TrackedOptimizer, *, is_told: bool = True) -> None:
         tracked.pending = True
@@ -248,21 +200,26 @@ class TorchHooks:
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         end_ns = time.monotonic_ns()
-        tracked = self._tracked.get(id(optimizer))
-        # Not pending: the outer end of a step() that calls its parent's step(). None: too many stepped within this one.
-        if tracked is None or not tracked.pending or tracked.optimizer is None:
-            return
-        tracked.pending = False
-        tracked.num_steps = step = tracked.num_steps + 1
-        self.num_steps += 1
-        self.last_end_ns = end_ns
-        if self._ring is not None:
-            self._ring.write(tracked.begin_ns, end_ns, tracked.index, step=step)
-        if tracked.device is not None:
-            self._time(tracked, tracked.device, is_end=True)
-            self._tell(self._device_watchers, tracked, end_ns)
-        if self._watchers:
-            self._tell(self._watchers, tracked, end_ns)
+        try:
+            tracked = self._tracked.get(id(optimizer))
+            # None: too many stepped within this one.
+            if tracked is None or not tracked.pending or tracked.optimizer is None:
+                return
+            if tracked.is_nested and is_within_step(optimizer, sys._getframe(1)):  # noqa: SLF001 - as above
+                return
+            tracked.pending = False
+            tracked.num_steps = step = tracked.num_steps + 1
+            self.num_steps += 1
+            self.last_end_ns = end_ns
+            if self._ring is not None:
+                self._ring.write(tracked.begin_ns, end_ns, tracked.index, step=step)
+            if tracked.device is not None:
+                self._time(tracked, tracked.device, is_end=True)
+                self._tell(self._device_watchers, tracked, end_ns)
+            if self._watchers:
+                self._tell(self._watchers, tracked, end_ns)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._guard.note(error)
 
     def _tell(self, watchers: list[Watcher], tracked: TrackedOptimizer, end_ns: int) -> None:
         for watcher in tuple(watchers):
@@ -290,11 +247,12 @@ class TorchHooks:
         """Find the device that an optimizer keeps busy; what has none is asked about ever more rarely."""
         if tracked.num_steps & (tracked.num_steps - 1) == 0:
             with self._guard:
-                tracked.device = _device_in_use(tracked.optimizer)
+                tracked.device = device_in_use(tracked.optimizer)
 
     def _adopt(self, optimizer: Any, tracked: TrackedOptimizer | None) -> TrackedOptimizer | None:
         """Begin to follow an optimizer, hold it again, or name the parameters of one that has new groups."""
-        if not self._active:
+        # A class without groups passes its steps on to another optimizer, which is followed.
+        if not self._active or not hasattr(optimizer, "param_groups"):
             return None
         if tracked is None:
             if not self._num_adopted:
@@ -313,56 +271,13 @@ class TorchHooks:
             self._kept.append(tracked)
         if len(optimizer.param_groups) != tracked.num_groups:
             tracked.num_groups = len(optimizer.param_groups)
-            wanted = {id(parameter) for parameter, _, _ in _parameters(tracked)}
-            tracked.names.update(_qualified_names(list(self._modules.values()), wanted))
+            wanted = {id(parameter) for parameter, _, _ in parameters(tracked)}
+            tracked.names.update(qualified_names(list(self._modules.values()), wanted))
         return tracked
 
     def _forget(self, identity: int, _reference: Any) -> None:
         """Drop an optimizer that is no more, before another can have its identity."""
         self._tracked.pop(identity, None)
-
-
-def _device_in_use(optimizer: Any) -> int | None:
-    """Return the device of the first CUDA parameter; without one, the current device if the program has memory there.
-
-    Nothing here makes a context on a device: one with a tensor or with memory has it.
-    """
-    cuda = sys.modules["torch"].cuda
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.device.type == "cuda":
-                return int(parameter.device.index)
-    current = int(cuda.current_device())
-    return current if cuda.memory_reserved(current) > 0 else None
-
-
-def _parameters(tracked: TrackedOptimizer) -> Iterator[tuple[Any, str | None, str]]:
-    """Yield each parameter with the name that its group gives it, and with its place."""
-    for group_index, group in enumerate(tracked.optimizer.param_groups):
-        own_names = group.get("param_names")
-        for index, parameter in enumerate(group["params"]):
-            own_name = str(own_names[index]) if own_names and len(own_names) == len(group["params"]) else None
-            yield parameter, own_name, f"optimizer{tracked.index}.group{group_index}.param{index}"
-
-
-def _qualified_names(modules: list[Any], wanted: set[int]) -> dict[int, str]:
-    """Return the name of each wanted parameter below its outermost module.
-
-    When the parameters belong to several outermost modules, each name begins with the class and place of its own.
-    """
-    inner = {id(child) for module in modules for child in module._modules.values()}  # noqa: SLF001 - torch's own map
-    found: list[tuple[Any, dict[int, str]]] = []
-    for root in (module for module in modules if id(module) not in inner):
-        names = {id(p): name for name, p in reversed(list(root.named_parameters())) if id(p) in wanted}
-        if names:
-            found.append((root, names))
-    if len(found) == 1:
-        return found[0][1]
-    return {
-        identity: f"{type(root).__name__}{place}.{name}"
-        for place, (root, names) in reversed(list(enumerate(found)))
-        for identity, name in names.items()
-    }
 
 
 class _TorchFinder(MetaPathFinder):

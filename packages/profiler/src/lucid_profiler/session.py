@@ -12,10 +12,11 @@ from typing import Any
 
 from lucid_profiler import snapshot
 from lucid_profiler.allocator import AllocatorReadings, interval_ns
-from lucid_profiler.hooks import TorchHooks, TrackedOptimizer
+from lucid_profiler.hooks import TorchHooks
 from lucid_profiler.journal import Guard, Journal
 from lucid_profiler.monitor_mark import FIT_MARKS, mark_monitor
 from lucid_profiler.nonfinite import LossCheck, ParameterCheck
+from lucid_profiler.tracking import TrackedOptimizer
 
 AUTOMATIC_PARTS = ("parameters", "optimizer_state")
 MAX_MARKS = 10_000  # a mark in every step of a long run would fill memory and report

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lucid_profiler.hooks import TrackedOptimizer
 from lucid_profiler.journal import Guard
+from lucid_profiler.tracking import TrackedOptimizer
 
 _TORCH_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
     "torch": lambda torch: str(torch.__version__),

@@ -14,9 +14,10 @@ from lucid_profiler import jsonio, snapshot
 from lucid_profiler.agent import DIGESTS_VARIABLE
 from lucid_profiler.digest import digest_state
 from lucid_profiler.errors import ReportError
-from lucid_profiler.hooks import TorchHooks, TrackedOptimizer
+from lucid_profiler.hooks import TorchHooks
 from lucid_profiler.journal import Journal
 from lucid_profiler.saved_state import ProcessIdentity, StateSaver, process_identity
+from lucid_profiler.tracking import TrackedOptimizer
 
 MAX_BYTES = 512 * 2**20  # of digests of single tensors; as much again for lines that have those of whole parts alone
 PART_ORDER = ("gradients", "parameters", "optimizer_state")
