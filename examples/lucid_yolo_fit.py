@@ -88,7 +88,7 @@ def parse(words: Sequence[str] | None = None) -> Options:
     parser.add_argument("--batch", type=_positive, default=4)
     parser.add_argument("--workers", type=_natural, default=4)
     parser.add_argument("--threads", type=_positive, default=4)
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--seed", type=_natural, default=42)
     parser.add_argument("--limit-batches", type=_positive, help="batches of an epoch, for a quick look")
     values = vars(parser.parse_args(words))
     if (values["images"] is None) != (values["annotations"] is None):
@@ -103,17 +103,17 @@ def parse(words: Sequence[str] | None = None) -> Options:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: at least 1")
-    return number
+    return _at_least(1, text)
 
 
 def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text}: at least 0")
-    return number
+    return _at_least(0, text)
+
+
+def _at_least(smallest: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < smallest:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from {smallest} on")
+    return int(text)
 
 
 def check_installed() -> None:
@@ -134,7 +134,7 @@ def prepare(options: Options) -> tuple[Split, Split]:
     """Return the two splits; what is generated or selected is kept in the cache folder for the next run.
 
     Raises:
-        SystemExit: If there are too few images.
+        SystemExit: If there are too few images, one of them is missing, or annotations or cache cannot be used.
     """
     if options.images is None or options.annotations is None:
         name = f"generated-{options.num_train}-{options.num_val}-{options.seed}"
@@ -147,24 +147,32 @@ def prepare(options: Options) -> tuple[Split, Split]:
         name = f"coco-{hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]}"
         folder = _once(options.cache / name, lambda place: _select(place, annotations, options))
     train, val = (Split(images=images, annotations=folder / f"{name}.json") for name in ("train", "val"))
+    for path in (*_files(train), *_files(val)):
+        if not path.is_file():
+            raise SystemExit(f"{path} is missing: remove {folder} if images were deleted, or complete --images")
     return train, val
+
+
+def _files(split: Split) -> list[Path]:
+    return [split.images / image["file_name"] for image in json.loads(split.annotations.read_bytes())["images"]]
 
 
 def digest(splits: Sequence[Split]) -> str:
     """Return a digest of every annotation and every byte of every image."""
     total = hashlib.sha256()
     for split in splits:
-        described = split.annotations.read_bytes()
-        total.update(described)
-        for image in json.loads(described)["images"]:
-            total.update((split.images / image["file_name"]).read_bytes())
+        for path in (split.annotations, *_files(split)):
+            total.update(path.read_bytes())
     return total.hexdigest()[:16]
 
 
 def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
     """Return a folder, filled elsewhere and moved into place whole if it is not there."""
     if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SystemExit(f"--cache: {error.strerror}: {folder.parent}") from error
         place = Path(mkdtemp(prefix=folder.name, dir=folder.parent))
         try:
             fill(place)
@@ -179,8 +187,13 @@ def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 def _select(folder: Path, annotations: Path, options: Options) -> None:
     """Write the annotations of the first images, by name, and of those after them."""
-    everything = json.loads(annotations.read_bytes())
-    ordered = sorted(everything["images"], key=lambda image: image["file_name"])
+    try:
+        everything = json.loads(annotations.read_bytes())
+        ordered = sorted(everything["images"], key=lambda image: image["file_name"])
+        known = [(one["image_id"], one) for one in everything["annotations"]]
+        categories = everything["categories"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise SystemExit(f"--annotations: {annotations} is no COCO file: {error!r}") from error
     needed = options.num_train + options.num_val
     if len(ordered) < needed:
         raise SystemExit(
@@ -188,8 +201,8 @@ def _select(folder: Path, annotations: Path, options: Options) -> None:
         )
     for name, images in (("train", ordered[: options.num_train]), ("val", ordered[options.num_train : needed])):
         ids = {image["id"] for image in images}
-        of_images = [one for one in everything["annotations"] if one["image_id"] in ids]
-        _write(folder / f"{name}.json", images=images, annotations=of_images, categories=everything["categories"])
+        of_images = [one for image_id, one in known if image_id in ids]
+        _write(folder / f"{name}.json", images=images, annotations=of_images, categories=categories)
 
 
 def _generate(folder: Path, options: Options) -> None:

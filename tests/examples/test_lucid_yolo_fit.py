@@ -88,6 +88,8 @@ def coco(folder: Path, num: int) -> Path:
     """Write annotations of images whose order by name is the reverse of theirs."""
     images = [{"id": number, "file_name": f"{num - number:03}.jpg", "width": 8, "height": 8} for number in range(num)]
     boxes = [{"id": number, "image_id": number, "category_id": 1, "bbox": [0, 0, 1, 1]} for number in range(num)]
+    for image in images:
+        (folder / image["file_name"]).touch()
     file = folder / "instances.json"
     file.write_text(json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a"}]}))
     return file
@@ -108,6 +110,43 @@ def test_too_few_images_are_told_with_the_remedy(example: Any, tmp_path: Path) -
     with pytest.raises(SystemExit, match="names 4 images, 5 are needed: lower --num-train"):
         example.prepare(example.parse([*FEW, *words]))
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_missing_image_is_told_before_the_fit(example: Any, tmp_path: Path) -> None:
+    """Of COCO as of what was generated, also when the data are prepared already."""
+    coco_words = [
+        "--images",
+        str(tmp_path),
+        "--annotations",
+        str(coco(tmp_path, 6)),
+        "--cache",
+        str(tmp_path / "cache"),
+    ]
+    for words in (coco_words, ["--cache", str(tmp_path / "cache")]):
+        options = example.parse([*FEW, *words])
+        _, val = example.prepare(options)
+        name = json.loads(val.annotations.read_text())["images"][-1]["file_name"]
+        (val.images / name).unlink()
+        with pytest.raises(SystemExit, match=f"{name} is missing: remove .* or complete --images"):
+            example.prepare(options)
+
+
+@pytest.mark.parametrize("text", ["[1", "[]", "{}", '{"images": [{}], "annotations": [], "categories": []}'])
+def test_annotations_that_are_none_are_told(text: str, example: Any, tmp_path: Path) -> None:
+    """Before anything stays in the cache."""
+    file = tmp_path / "instances.json"
+    file.write_text(text)
+    words = ["--images", str(tmp_path), "--annotations", str(file), "--cache", str(tmp_path / "cache")]
+    with pytest.raises(SystemExit, match="is no COCO file"):
+        example.prepare(example.parse([*FEW, *words]))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_that_is_no_folder_is_told(example: Any, tmp_path: Path) -> None:
+    """With the option's name."""
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="--cache: "):
+        example.prepare(example.parse([*FEW, "--cache", str(tmp_path / "file")]))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +177,8 @@ def test_the_optimizer_comes_from_the_option_else_from_the_environment(
         (["--workers", "-1"], None),
         (["--annotations", "file"], None),
         (["--epochs", "0"], None),
+        (["--epochs", "x"], None),
+        (["--seed", "-1"], None),
         (["--optimizer", "adam"], None),
         ([], "adam"),
     ],
