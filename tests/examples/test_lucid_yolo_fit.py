@@ -88,8 +88,8 @@ def coco(folder: Path, num: int) -> Path:
     """Write annotations of images whose order by name is the reverse of theirs."""
     images = [{"id": number, "file_name": f"{num - number:03}.jpg", "width": 8, "height": 8} for number in range(num)]
     boxes = [{"id": number, "image_id": number, "category_id": 1, "bbox": [0, 0, 1, 1]} for number in range(num)]
-    for image in images:
-        (folder / image["file_name"]).touch()
+    for number in range(num):
+        (folder / f"{num - number:03}.jpg").touch()
     file = folder / "instances.json"
     file.write_text(json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "a"}]}))
     return file

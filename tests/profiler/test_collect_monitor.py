@@ -100,8 +100,8 @@ def test_means_are_of_the_wall_and_of_readings_that_exist(tmp_path: Path) -> Non
 
 
 def test_a_mean_over_half_the_wall_is_none_of_the_wall(tmp_path: Path) -> None:
-    """The device was lost in the middle: what was read before says nothing of the rest."""
-    samples = [sample(at, power_draw_mw=100_000 if at < 15 else None) for at in range(8, 23)]
+    """The monitor was held up in the middle: what was read before says nothing of the rest."""
+    samples = [sample(at, power_draw_mw=100_000) for at in (8, 9, 10, 11, 12, 13, 18, 19, 20, 21, 22)]
     metric = observed(tmp_path, *samples, end()).metrics["gpu_power"]
     assert (metric.value, metric.reason) == (None, "gap")
 
@@ -279,6 +279,8 @@ def test_two_energies_that_disagree_are_a_note(tmp_path: Path) -> None:
     ]
     seen = observed(tmp_path, *marks, *every_second(power_draw_mw=300_000), end())
     assert any("30000.0 J" in note and "3000.0 J" in note for note in seen.notes)
+    (energy,) = seen.report.energy
+    assert (energy.value_j, energy.bound_j) == (30_000, None)  # a bound that does not hold is none
 
 
 def test_of_several_devices_those_count_in_which_the_run_has_memory(tmp_path: Path) -> None:
@@ -475,6 +477,22 @@ def test_without_a_driver_the_same_metrics_are_null(tmp_path: Path) -> None:
     assert seen.metrics.keys() == unmonitored("x").metrics.keys()
     assert seen.metrics["cpu_time"].value == 10.0
     assert {metric.reason for name, metric in seen.metrics.items() if name != "cpu_time"} == {"no_driver"}
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "reported"),
+    [(None, ["v2"], "v2"), ("v2", ["v1", "v2"], "v1"), ("v2", [], "v2"), (None, [], None), ("v2", [None], "v2")],
+)
+def test_the_memory_api_is_the_oldest_that_answered(
+    tmp_path: Path, first: str | None, later: list[str | None], reported: str | None
+) -> None:
+    """Also one that came after the header; the older one counts the driver's own memory as used."""
+    events = [
+        Event(mono_ns=9 * S, name="devices", data={"devices": [{"uuid": GPU}], "reason": None, "memory_api": version})
+        for version in later
+    ]
+    seen = observed(tmp_path, *events, end(), head=header(memory_api=first))
+    assert seen.report.memory_api == reported
 
 
 def _account(samples: Sequence[Sample], *, context: Measured | None, pools: int | None = 0) -> dict[str, int | None]:

@@ -32,9 +32,11 @@ def test_the_counter_gives_joules_and_their_bound() -> None:
         (9_000, 8_000, 10 * SECOND, "counter_reset"),
         (9_000, 8_000, 5_000_000, "counter_reset"),
         (5_000, 5_000, 10 * SECOND, "stuck_counter"),
-        (None, 5_000, 10 * SECOND, "not_supported"),
-        (5_000, None, 10 * SECOND, "not_supported"),
+        (None, 5_000, 10 * SECOND, "gap"),
+        (5_000, None, 10 * SECOND, "gap"),
         (5_000, 2**64 - 1, 10 * SECOND, "implausible"),
+        (5_000, 5_000 + 2**40, 3 * SECOND, "implausible"),
+        (5_000, 5_000 + 2**40, 5_000_000, "implausible"),
     ],
 )
 def test_a_counter_that_cannot_tell_gives_none(begin: int | None, end: int | None, window_ns: int, reason: str) -> None:
@@ -46,6 +48,13 @@ def test_a_counter_that_cannot_tell_gives_none(begin: int | None, end: int | Non
 def test_the_callers_reason_is_kept() -> None:
     """Why a reading of the counter is missing is what the energy says."""
     assert difference(None, 1, window_ns=SECOND, reason="lost").reason == "lost"
+
+
+def test_no_more_than_the_largest_power_that_can_be_is_taken_for_energy() -> None:
+    """10 kW; the counter may have stood still for a step before the window and move for it within."""
+    assert difference(0, 110_000_000, window_ns=11 * SECOND).value_j == pytest.approx(110_000)
+    assert difference(0, 111_000_000, window_ns=11 * SECOND).value_j == pytest.approx(111_000)
+    assert difference(0, 111_000_001, window_ns=11 * SECOND).reason == "implausible"
 
 
 def test_a_step_of_the_power_is_integrated_with_repeats() -> None:
@@ -145,7 +154,7 @@ def test_an_interval_that_is_too_short_for_the_counter_is_not_scaled_to() -> Non
 
 def test_without_a_counter_the_integral_is_given_with_its_label() -> None:
     """120 W for 10 s on a GPU without a counter are about 1,200 J from power readings, not 0."""
-    counter = difference(None, None, window_ns=10 * SECOND)
+    counter = difference(None, None, window_ns=10 * SECOND, reason="lost")
     held = integrate_power(steady(120_000, begin_ns=0, end_ns=10 * SECOND), begin_ns=0, end_ns=10 * SECOND)
     chosen = prefer(counter, held)
     assert chosen.value_j == pytest.approx(1_200)
@@ -153,6 +162,13 @@ def test_without_a_counter_the_integral_is_given_with_its_label() -> None:
     without_power = integrate_power(steady(None, begin_ns=0, end_ns=10 * SECOND), begin_ns=0, end_ns=10 * SECOND)
     assert prefer(counter, without_power) == counter
     assert prefer(counter, without_power).value_j is None
+
+
+def test_a_device_without_a_counter_has_the_reason_of_its_power() -> None:
+    """The readings could have told the energy, were it not for what they say."""
+    counter = difference(None, None, window_ns=10 * SECOND, reason="not_supported")
+    held = integrate_power(steady(None, begin_ns=0, end_ns=10 * SECOND), begin_ns=0, end_ns=10 * SECOND)
+    assert prefer(counter, held) is held
 
 
 def test_the_counter_goes_first() -> None:

@@ -223,6 +223,36 @@ def test_without_the_second_memory_query_the_first_answers(play: Open, code: int
     assert fake_nvml.num_calls(UUID, "memory_v2") == 1
 
 
+@pytest.mark.parametrize("code", [13, 25, 999])
+def test_a_passing_error_of_one_gpu_changes_the_version_of_none(play: Open, code: int) -> None:
+    """What has answered exists: two samples of that GPU lack their memory, and no figure is of another version."""
+    answer = [141 * GIB, 1 * GIB, 100 * GIB, 40 * GIB]
+    memory = [{"value": answer}, {"error": code, "from_call": 3}, {"value": answer, "from_call": 5}]
+    gpus = play(device(memory_v2=memory), device(uuid=OTHER, pci="00000000:02:00.0"))
+    seen = []
+    for _ in range(6):
+        sheets = gpus.read_fast()
+        seen.append(sheets[UUID])
+        assert sheets[OTHER] == (FAST_FIELDS, {})
+    missing = dict.fromkeys(MEMORY_FIELDS, "unknown_error")
+    assert [reasons for _, reasons in seen] == [{}, {}, missing, missing, {}, {}]
+    assert all(values == {**FAST_FIELDS, **dict.fromkeys(reasons)} for values, reasons in seen)
+    assert (gpus.memory_api, gpus.num_errors) == ("v2", {"memory.unknown_error": 2})
+    assert fake_nvml.num_calls(UUID, "memory") == 0
+
+
+def test_each_gpu_is_asked_in_the_version_that_it_knows(play: Open) -> None:
+    """One of two lacks the second query: its figures are of the first, a note names it, the other's are not touched."""
+    gpus = play(device(memory_v2={"error": 25}), device(uuid=OTHER, pci="00000000:02:00.0"))
+    for _ in range(3):
+        sheets = gpus.read_fast()
+        assert sheets[UUID][0]["memory_used_bytes"] == 41 * GIB
+        assert sheets[UUID][1] == {"memory_reserved_bytes": "not_supported"}
+        assert sheets[OTHER] == (FAST_FIELDS, {})
+    assert gpus.memory_api == "v1"
+    assert [note.partition(":")[0] for note in gpus.notes] == [UUID]
+
+
 @pytest.mark.parametrize(
     "calls", [{"memory": None, "memory_v2": None}, {"memory": [0, 0, 0], "memory_v2": [0, 0, 0, 0]}]
 )
@@ -388,6 +418,35 @@ def test_a_gpu_that_does_not_come_back_with_the_driver_is_lost(play: Open, clock
     assert gpus.read_fast()[UUID] == (FAST_FIELDS, {})
 
 
+@pytest.mark.parametrize(("code", "reason"), [(15, "lost"), (999, "unknown_error")])
+def test_a_gpu_that_does_not_answer_at_first_is_tried_again(play: Open, clock: Clock, code: int, reason: str) -> None:
+    """Of two GPUs one answers from the fifth second on: tried after 1, 2, 4 s, and from then on read like the other."""
+    late = [{"error": code}, {"value": None, "from_s": 5}]
+    gpus = play(device(handle=late), device(uuid=OTHER, pci="00000000:02:00.0"))
+    tried, read, why = [0], [], []
+    for second in range(12):
+        before = gpus.num_calls["init"]
+        sheets = gpus.read_fast()
+        tried += [second] * (gpus.num_calls["init"] - before)
+        assert sheets.pop(OTHER) == (FAST_FIELDS, {})
+        read.append(sheets)
+        why.append(gpus.why_missing)
+        fake_nvml.advance(1)
+        clock.sleep(1)
+    assert tried == [0, 1, 3, 7]
+    assert read == [{}] * 7 + [{UUID: (FAST_FIELDS, {})}] * 5
+    assert why == [reason] * 7 + [None] * 5
+
+
+def test_a_gpu_that_may_not_be_opened_is_not_tried_again(play: Open, clock: Clock) -> None:
+    """A container lists the GPUs of others for good: the driver is not opened anew for them."""
+    gpus = play(device(handle={"error": 4}), device(uuid=OTHER, pci="00000000:02:00.0"))
+    for _ in range(100):
+        assert gpus.read_fast() == {OTHER: (FAST_FIELDS, {})}
+        clock.sleep(1)
+    assert (gpus.num_calls["init"], gpus.why_missing) == (1, None)
+
+
 @pytest.mark.parametrize("call", ["energy", "compute_processes"])
 def test_one_failed_question_is_not_a_driver_that_is_away(play: Open, call: str) -> None:
     """Unknown Error for one question makes its fields None, is asked again at once and stops nothing."""
@@ -532,6 +591,16 @@ def test_a_list_that_cannot_be_read_keeps_the_device(play: Open, processes: list
     assert values.keys() == PROCESS_FIELDS
     assert reasons["process_memory_bytes"] == reason
     assert only(gpus.read_fast())[0] == FAST_FIELDS
+
+
+def test_memory_of_processes_that_cannot_be_true_is_none(play: Open) -> None:
+    """Where one memory serves both, no total of the card tells, and the limits of the fields do."""
+    listed = [[os.getpid(), 2**62], [1, 2**61]]
+    gpus = play(device(memory=None, memory_v2=None, compute_processes=listed), proc=Path("/proc"))
+    values, reasons = only(gpus.read_processes([os.getpid()]))
+    assert reasons == dict.fromkeys(("process_memory_bytes", "others_memory_bytes"), "implausible")
+    assert (values["num_other_processes"], values["num_unknown_processes"]) == (1, 0)
+    assert gpus.num_errors == {"compute_processes.implausible": 1}
 
 
 def test_memory_that_no_process_explains_is_noted(play: Open) -> None:

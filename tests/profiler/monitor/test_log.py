@@ -199,6 +199,17 @@ def test_parts_are_set_aside_by_size_and_read_in_order(path: Path) -> None:
     assert isinstance(read_log(path.parent / "monitor.jsonl.0").records[0], Header)
 
 
+def test_a_log_whose_writer_died_between_two_parts_is_read(path: Path, whole: bytes) -> None:
+    """The full part was set aside and the next one not begun: all that was written is there, and it is continued."""
+    path.rename(path.with_name("monitor.jsonl.0"))
+    assert read_log(path).records == (make_header(), *RECORDS)
+    log = open_log(path)
+    log.write(make_sample(99))
+    log.close()
+    assert read_log(path).records == (make_header(), *RECORDS, make_header(1), make_sample(99))
+    assert path.with_name("monitor.jsonl.0").read_bytes() == whole
+
+
 def test_the_oldest_parts_are_removed_and_counted(path: Path) -> None:
     """A log has an end; what was removed is not silently missing."""
     log = open_log(path, max_part_bytes=2000, max_parts=3)
@@ -265,7 +276,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_costs_records_and_comes_back(small_disk: Path) -> None:
     """While there is no room records are dropped and counted; afterwards a gap says how many, and all can be read."""
     clock = ManualClock()
-    log = open_log(small_disk / "monitor.jsonl", clock)
+    told: list[Gap] = []
+    log = open_log(small_disk / "monitor.jsonl", clock, on_gap=told.append)
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 40_000)
     written = []
@@ -285,6 +297,7 @@ def test_a_full_disk_costs_records_and_comes_back(small_disk: Path) -> None:
     gaps = [record for record in read.records if isinstance(record, Gap)]
     assert {gap.reason for gap in gaps} == {"disk_full"}
     assert sum(gap.num_records or 0 for gap in gaps) == 1000 - len(written)
+    assert told == gaps
 
 
 def test_a_limit_of_file_size_is_like_a_full_disk(path: Path) -> None:

@@ -18,7 +18,7 @@ from lucid_profiler.monitor.client import Client, connect
 from lucid_profiler.monitor.log import read_log
 from lucid_profiler.monitor.process import launch
 from lucid_profiler.monitor.protocol import encode
-from lucid_profiler.monitor.records import End, Header, Mark, Sample, TargetExit
+from lucid_profiler.monitor.records import End, Event, Header, Mark, Sample, TargetExit
 from lucid_profiler.monitor.tree import read_stat
 from support import fake_nvml
 
@@ -209,6 +209,65 @@ def test_a_signal_ends_the_monitor_with_its_last_record(
     assert monitor.wait(END_LIMIT_S)
     monitor.stop()
     assert end_of(output).status == "signal"
+
+
+STALL: dict[str, Any] = {"value": 1, "from_call": 1, "latency_us": 60_000_000}
+"""Longer than any wait of these tests; the end waits for the energy counter where no sample waits for the power."""
+
+
+@pytest.fixture
+def stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a driver that does not answer after three samples, or at the end."""
+    device = fake_nvml.device(power_usage=[{"value": 1}, {**STALL, "from_call": 3}], energy=[{"value": 1}, STALL])
+    for name, value in fake_nvml.environment(fake_nvml.scenario(device), tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("stalled")
+@pytest.mark.parametrize("how", ["target_exit", "signal", "stop"])
+def test_a_driver_that_does_not_answer_holds_nobody_up(
+    target: "subprocess.Popen[bytes]", output: Path, directory: Path, how: str
+) -> None:
+    """A call that takes a minute: the monitor is gone all the same, with its last record, and its socket is, too."""
+    monitor = launch(target_pid=target.pid, output=output, directory=directory, timeout_s=LIMIT_S)
+    assert monitor.reason is None
+    assert monitor.pid is not None
+    wait_for_samples(output, 3)
+    if how == "target_exit":
+        target.kill()
+    elif how == "signal":
+        os.kill(monitor.pid, signal.SIGTERM)
+    else:
+        monitor.stop(0.2)
+    assert monitor.wait(LIMIT_S)
+    monitor.stop()
+    records = read_log(output).records
+    end = end_of(output)
+    # Where it is asked to stop while the loop is held up, only a signal reaches it.
+    assert end.status in ({"stopped", "signal"} if how == "stop" else {how})
+    assert end.num_samples == 3
+    exits = [record.status for record in records if isinstance(record, TargetExit)]
+    assert exits == [{"returncode": None, "signal": "SIGKILL"}] * (how == "target_exit")
+    assert any(isinstance(record, Event) and "did not answer" in record.data["text"] for record in records)
+    assert not list(directory.iterdir())
+
+
+def test_a_driver_that_does_not_open_holds_nobody_up(
+    target: "subprocess.Popen[bytes]", output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target ends while the driver is opened: there is a whole log that has no device and no sample."""
+    played = fake_nvml.scenario(fake_nvml.device(), init={"value": None, "latency_us": 60_000_000})
+    for name, value in fake_nvml.environment(played, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monitor = launch(target_pid=target.pid, output=output, timeout_s=LIMIT_S)
+    assert monitor.reason is None
+    target.kill()
+    assert monitor.wait(LIMIT_S)
+    monitor.stop()
+    header, end = read_log(output).records[0], end_of(output)
+    assert isinstance(header, Header)
+    assert (header.devices, header.reason) == ((), "gap")
+    assert (end.status, end.num_samples) == ("target_exit", 0)
 
 
 def test_a_monitor_that_hangs_is_killed(target: "subprocess.Popen[bytes]", output: Path) -> None:

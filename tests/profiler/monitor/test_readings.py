@@ -55,6 +55,17 @@ def test_a_none_always_has_a_reason() -> None:
     assert set(sheet.reasons.values()) <= REASONS.keys()
 
 
+@pytest.mark.parametrize("field", LIMITS)
+def test_a_reading_is_held_to_the_limits_of_its_field(field: str) -> None:
+    """Whatever way a value takes into the sheet."""
+    low, high = LIMITS[field]
+    for value, kept in ((low, low), (high, high), (low - 1, None), (high + 1, None)):
+        sheet = Sheet()
+        sheet.put_reading(field, Reading(value=value))
+        assert sheet.values == {field: kept}
+        assert sheet.reasons == ({} if kept is not None else {field: "implausible"})
+
+
 @pytest.mark.parametrize("field", WINDOWS_NS)
 def test_a_run_shorter_than_an_average_is_told(field: str) -> None:
     """A run is too short for a field up to the longest time one reading covers."""

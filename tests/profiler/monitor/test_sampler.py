@@ -1,8 +1,11 @@
+import dataclasses
+import errno
 import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
@@ -18,6 +21,7 @@ from lucid_profiler.monitor.records import End, Event, Gap, Header, Mark, Reason
 from lucid_profiler.monitor.sampler import Sampler
 from lucid_profiler.monitor.target import Target
 from lucid_profiler.monitor.tree import Tree
+from lucid_profiler.whole_lines import WholeLines
 from support import fake_nvml
 from support.clock import ManualClock
 
@@ -275,6 +279,84 @@ def test_a_hold_up_is_a_gap_and_is_counted(run: Run) -> None:
     assert isinstance(end, End)
     assert (end.num_samples, end.num_missed, end.late_ns["max"]) == (6, 7, INTERVAL_NS // 2)
     assert [dict(one)["reason"] for one in end.gaps] == ["late"]
+
+
+def test_a_hold_up_until_the_end_is_a_gap_and_is_counted(run: Run) -> None:
+    """Also where no sample follows it."""
+    run.sampler.begin()
+    run.ticks(3)
+    run.clock.pass_ns(7 * INTERVAL_NS + INTERVAL_NS // 2)
+    end_ns = run.clock.mono
+    log = run.finish()
+    gap = Gap(begin_ns=samples_of(log)[-1].mono_ns, end_ns=end_ns, reason="late")
+    assert [record for record in log.records if isinstance(record, Gap)] == [gap]
+    end = log.records[-1]
+    assert isinstance(end, End)
+    assert (end.num_samples, end.num_missed, end.num_gaps) == (3, 7, 1)
+    assert list(end.gaps) == [dataclasses.asdict(gap)]
+
+
+def test_a_disk_without_room_is_a_gap_of_the_last_record(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the log says of it by itself is in the account of the whole run, too."""
+
+    def refuse(_lines: WholeLines, _line: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run.sampler.begin()
+    run.ticks(2)
+    with monkeypatch.context() as full:
+        full.setattr(WholeLines, "append", refuse)
+        run.ticks(3)
+    run.ticks(2)
+    log = run.finish()
+    (gap,) = (record for record in log.records if isinstance(record, Gap))
+    assert (gap.reason, gap.num_records) == ("disk_full", 3)
+    end = log.records[-1]
+    assert isinstance(end, End)
+    assert (end.num_dropped_records, end.num_gaps, list(end.gaps)) == (3, 1, [dataclasses.asdict(gap)])
+
+
+def test_a_driver_that_comes_late_was_missing_until_then(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time before is a gap of the device with the driver's reason, and the version of its memory query is told."""
+    late = fake_nvml.scenario(fake_nvml.device(), init=[{"error": 9}, {"value": None, "from_call": 1}])
+    fake_nvml.install(late, tmp_path, monkeypatch)
+    run.use_gpus()
+    run.sampler.begin()
+    run.ticks(15)
+    log = run.finish()
+    samples = samples_of(log)
+    first = next(sample for sample in samples if UUID in sample.gpus)
+    assert first.mono_ns - samples[0].mono_ns == 10 * INTERVAL_NS
+    gap = Gap(begin_ns=samples[0].mono_ns, end_ns=first.mono_ns, reason="no_driver", device=UUID)
+    assert [record for record in log.records if isinstance(record, Gap)] == [gap]
+    (event,) = (record for record in log.records if isinstance(record, Event) and record.name == "devices")
+    assert (event.data["memory_api"], event.data["reason"]) == ("v2", None)
+
+
+def test_another_thread_can_write_the_last_records(run: Run) -> None:
+    """Where the loop does not come to it: the target's end, what was missed, a note, the end; and nothing after it."""
+    run.sampler.begin()
+    run.ticks(3)
+    since_ns = run.clock.mono + 5 * INTERVAL_NS
+    run.clock.pass_ns(20 * INTERVAL_NS)
+
+    def abandon_twice() -> None:
+        run.sampler.abandon("target_exit", since_ns=since_ns)
+        run.sampler.abandon("target_exit", since_ns=since_ns)
+
+    other = threading.Thread(target=abandon_twice, daemon=True)
+    other.start()
+    other.join()
+    records = read_log(run.path).records
+    gap, exited, note, end = records[-4:]
+    assert gap == Gap(begin_ns=samples_of(read_log(run.path))[-1].mono_ns, end_ns=since_ns, reason="late")
+    assert isinstance(exited, TargetExit)
+    assert isinstance(note, Event)
+    assert isinstance(end, End)
+    assert (note.name, end.status, end.num_samples, end.num_missed) == ("note", "target_exit", 3, 5)
+    assert [record for record in records if isinstance(record, End)] == [end]
 
 
 def test_sleep_and_a_clock_that_is_set_are_events(run: Run) -> None:

@@ -41,6 +41,14 @@ def test_after_a_hold_up_one_tick_comes_and_not_many() -> None:
     assert schedule.next_ns == 1300
 
 
+def test_what_passes_before_the_end_is_missed() -> None:
+    """Each deadline that nobody served within its interval is counted, and counted once."""
+    schedule = Schedule(0, interval_ns=100)
+    assert schedule.take(30) is not None
+    assert [schedule.end(end_ns) for end_ns in (40, 100, 199, 1234, 1240)] == [0, 0, 0, 11, 0]
+    assert (schedule.num_missed, schedule.next_ns) == (11, 1200)
+
+
 @pytest.mark.parametrize("interval_ns", [0, -1])
 def test_an_interval_must_be_above_zero(interval_ns: int) -> None:
     """Else there would be no next deadline."""

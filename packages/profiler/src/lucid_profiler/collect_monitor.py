@@ -18,6 +18,7 @@ from lucid_profiler.memory_account import Accounted, memory_account
 from lucid_profiler.monitor.log import Log, read_log
 from lucid_profiler.monitor.records import End, Event, Header, Mark, ReasonsChanged, Sample
 from lucid_profiler.monitor.records import Gap as LoggedGap
+from lucid_profiler.monitor_reasons import WhyNull
 from lucid_profiler.monitor_view import Known, Number, View, mean
 from lucid_profiler.monitored import DeviceEnergy, Gap, MonitoredDevice, MonitorReport
 from lucid_profiler.records import Metric, Samples, Wall
@@ -71,8 +72,8 @@ def observe_monitor(
         return unmonitored("no_monitor_log", detail="the monitor's log has no header: its disk may be full")
     inside = inside or Inside()
     samples = list(_all(log, Sample))
-    reasons = {field: reason for one in _all(log, ReasonsChanged) for field, reason in one.fields.items()}
     devices, no_gpu = _devices(log, header)
+    reasons = _reasons(log, header)
     view = View(
         samples=samples,
         devices=devices,
@@ -81,6 +82,7 @@ def observe_monitor(
         wall=wall,
         interval_ns=header.interval_ns,
         used=inside.uuids,
+        gaps=list(_all(log, LoggedGap)),
     )
     marks = list(_all(log, Mark))
     energy, notes = device_energy(view, marks)
@@ -89,7 +91,7 @@ def observe_monitor(
         _report(log, header, samples),
         nvml_reason=no_gpu,
         devices=tuple(_device(device) for device in devices),
-        reasons=reasons,
+        reasons=reasons.latest,
         energy=tuple(energy),
         memory=tuple(one.account for one in accounted),
     )
@@ -107,10 +109,23 @@ def _all(log: Log, kind: type[R]) -> Iterator[R]:
 
 def _devices(log: Log, header: Header) -> tuple[Sequence[Mapping[str, Any]], str | None]:
     """Return the devices, and why there are none: a driver may come after the header was written."""
-    found = [event.data for event in _all(log, Event) if event.name == "devices" and event.data.get("devices")]
+    found = _arrivals(log)
     if found:
-        return found[-1]["devices"], None
+        return found[-1].data["devices"], None
     return header.devices, None if header.devices else header.reason
+
+
+def _reasons(log: Log, header: Header) -> WhyNull:
+    return WhyNull(
+        changes=list(_all(log, ReasonsChanged)),
+        no_gpu=None if header.devices else header.reason,
+        came_ns=next((event.mono_ns for event in _arrivals(log)), None),
+    )
+
+
+def _arrivals(log: Log) -> list[Event]:
+    """Return the events that name devices."""
+    return [event for event in _all(log, Event) if event.name == "devices" and event.data.get("devices")]
 
 
 def _accounts(view: View, inside: Inside, context: Measured | None) -> Iterator[Accounted]:
@@ -120,7 +135,7 @@ def _accounts(view: View, inside: Inside, context: Measured | None) -> Iterator[
         if not lines:
             continue
         measured = None if context is None or bare_uuid(context.device_uuid or "") != bare_uuid(uuid) else context
-        accounted = memory_account(uuid, view.samples, allocator=lines, context=measured, reasons=view.reasons)
+        accounted = memory_account(uuid, view.samples, allocator=lines, context=measured, reasons=view.reasons.latest)
         if accounted is not None:
             yield accounted
 
@@ -152,8 +167,14 @@ def _report(log: Log, header: Header, samples: Sequence[Sample]) -> MonitorRepor
         num_dropped_records=end.num_dropped_records if end else None,
         cadence={name: dict(of) for name, of in end.cadence.items()} if end else {},
         num_nvml_errors=end.num_nvml_errors if end else None,
-        memory_api=header.memory_api,
+        memory_api=_memory_api(log, header),
     )
+
+
+def _memory_api(log: Log, header: Header) -> str | None:
+    """Return which version of the memory query answered: the older one where it ever was, since it counts otherwise."""
+    later = (event.data.get("memory_api") for event in _all(log, Event) if event.name == "devices")
+    return min((version for version in (header.memory_api, *later) if version is not None), default=None)
 
 
 def _gaps(log: Log, end: End | None) -> Iterator[Gap]:
@@ -227,8 +248,8 @@ _METRICS: tuple[tuple[str, str, Any], ...] = (
 
 
 def _total(energy: Sequence[DeviceEnergy], view: View) -> Known:
-    if view.no_gpu or not energy:
-        return None, view.why_none
+    if view.why_unknown is not None:
+        return None, view.why_unknown
     values = [one.value_j for one in energy if one.value_j is not None]
     if len(values) < len(energy):
         return None, next(one.reason for one in energy if one.value_j is None)

@@ -5,13 +5,15 @@ end has not been read there: both are None with the reason.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lucid_profiler.collect_device import bare_uuid
 from lucid_profiler.monitor.readings import is_too_short
-from lucid_profiler.monitor.records import Mark, Sample
+from lucid_profiler.monitor.records import Gap, Mark, Sample
+from lucid_profiler.monitor_reasons import WhyNull
 from lucid_profiler.records import Wall
 
 MIN_COVERAGE = 0.8  # of the samples that the interval should hold
@@ -40,46 +42,65 @@ class View:
         samples: all of the log.
         devices: what the log says of each device.
         no_gpu: why there are none.
-        reasons: why fields were null.
+        reasons: why fields were null, and when.
         wall: the interval.
         interval_ns: time between two samples.
         used: UUIDs, without their kind, of the devices that the run's processes named; empty where none did.
+        gaps: times in which a device, or everything, was not read.
     """
 
     samples: Sequence[Sample]
     devices: Sequence[Mapping[str, Any]]
     no_gpu: str | None
-    reasons: Mapping[str, str]
+    reasons: WhyNull
     wall: Wall
     interval_ns: int
     used: Sequence[str] = ()
+    gaps: Sequence[Gap] = ()
 
     @property
     def uuids(self) -> list[str]:
-        """The devices that the run used: as its processes say, else in which it has memory, else its only one."""
+        """The devices that the run used: as its processes say, else in which it has memory, else its only one.
+
+        Of those that its processes say only the ones that the log knows; `why_unknown` says that others are missing.
+        """
         if self.used:
             return [uuid for uuid in self._all if bare_uuid(uuid) in self.used]
         targets = self._targets
         return [uuid for uuid in targets if self._has_memory(uuid)] or (targets if len(targets) == 1 else [])
 
     @property
-    def why_none(self) -> str:
-        """Why nothing can be said of the devices, where `uuids` is empty or the driver was away."""
-        if self.no_gpu:
-            return self.no_gpu
-        if not self._all:
-            return "no_devices"
-        if self.used or not self._targets:
+    def why_unknown(self) -> str | None:
+        """Why it is not known of all devices of the run which they are; None where it is."""
+        if self.no_gpu or not self._all:
+            return self.no_gpu or "no_devices"
+        if self.used:
+            return None if set(self.used) <= {bare_uuid(uuid) for uuid in self._all} else "not_found"
+        if self.uuids:
+            return None
+        if not self._targets:
             return "not_target"
-        given = {self.reasons.get(f"gpu:{uuid}.process_memory_bytes") for uuid in self._targets}
+        names = [f"gpu:{uuid}.process_memory_bytes" for uuid in self._targets]
+        given = {why for name in names for why in self.reasons.during(name, self.wall.begin_ns, self.wall.end_ns)}
         return "pid_namespace" if "pid_namespace" in given else "no_gpu_memory"
 
-    @property
-    def _is_followed(self) -> bool:
-        """Whether samples were taken until both ends of the wall, though not of everything."""
-        first_ns, last_ns = self.samples[0].mono_ns, self.samples[-1].mono_ns
-        begins = self.wall.source == "process" or first_ns <= self.wall.begin_ns + self.interval_ns
-        return begins and last_ns >= self.wall.end_ns - self.interval_ns
+    def why_null(self, uuid: str, field: str, at_ns: int) -> str:
+        """Return why a field of a device was null at a moment."""
+        unread = "gap" if uuid in self._targets else "not_target"
+        return self.reasons.at(f"gpu:{uuid}.{field}", at_ns) or unread
+
+    def why_mostly_null(self, uuid: str, field: str, *, is_slow: bool = False) -> str:
+        """Return the commonest reason for which a field of a device was not read in the interval; see `combined`.
+
+        Samples that were not taken count as "gap", as many as are missing from what the interval should hold.
+        """
+        inside = list(self._inside())
+        nulls = (one.mono_ns for one in inside if one.gpus.get(uuid, {field: None}).get(field, 0) is None)
+        reasons = Counter(self.why_null(uuid, field, at_ns) for at_ns in nulls)
+        num_missing = self._num_expected(is_slow=is_slow) - len(inside)
+        if num_missing > 0:
+            reasons["gap"] += num_missing
+        return reasons.most_common(1)[0][0] if reasons else self.why_null(uuid, field, self.wall.end_ns)
 
     @property
     def _slack_ns(self) -> int:
@@ -114,24 +135,30 @@ class View:
             scale: factor of the result.
             is_slow: whether the field is read more rarely than every sample.
         """
-        if self.no_gpu or not self.uuids:
-            return None, self.why_none
+        why_unknown = self.why_unknown
+        if why_unknown is not None:
+            return None, why_unknown
         if is_too_short(field, self.wall.end_ns - self.wall.begin_ns):
             return None, "below_resolution"
         values = []
         for uuid in self.uuids:
             readings = self._readings(uuid, field)
-            expected = 1 if is_slow else MIN_COVERAGE * (self.wall.end_ns - self.wall.begin_ns) / self.interval_ns
-            if not readings or len(readings) < int(expected):
-                return None, "gap" if readings else self.reasons.get(f"gpu:{uuid}.{field}", "gap")
+            if len(readings) < max(1, self._num_expected(is_slow=is_slow)):
+                return None, self.why_mostly_null(uuid, field, is_slow=is_slow)
             values.append(over_time(readings))
         value = over_devices(values)
         return value if scale is None else value * scale, None
 
     def _readings(self, uuid: str, field: str) -> list[Number]:
-        inside = (one for one in self.samples if self.wall.begin_ns <= one.mono_ns <= self.wall.end_ns)
-        values = (sample.gpus.get(uuid, {}).get(field) for sample in inside)
+        values = (sample.gpus.get(uuid, {}).get(field) for sample in self._inside())
         return [value for value in values if value is not None]
+
+    def _inside(self) -> Iterator[Sample]:
+        return (one for one in self.samples if self.wall.begin_ns <= one.mono_ns <= self.wall.end_ns)
+
+    def _num_expected(self, *, is_slow: bool) -> int:
+        """Return of how many samples at least the interval needs a value."""
+        return 1 if is_slow else int(MIN_COVERAGE * (self.wall.end_ns - self.wall.begin_ns) / self.interval_ns)
 
     def growth(self, field: str, *, marked: Iterable[tuple[int, Number]] = ()) -> Known:
         """Return by how much a cumulative field of the host grew in the interval.
@@ -157,9 +184,16 @@ class View:
             end = last
         if begin is None or end is None:
             if not known:
-                return None, self.reasons.get(f"host.{field}", "gap")
-            return None, "read_too_rarely" if self._is_followed else "gap"
+                return None, self.reasons.at(f"host.{field}", end_ns) or "gap"
+            is_sampled = self._is_sampled(begin=begin is None, end=end is None)
+            return None, "read_too_rarely" if is_sampled else "gap"
         return end - begin, None
+
+    def _is_sampled(self, *, begin: bool, end: bool) -> bool:
+        """Return whether samples, though not of everything, were taken at these ends of the interval."""
+        times = [one.mono_ns for one in self.samples]
+        is_begun = not begin or min(times, default=self.wall.end_ns) <= self.wall.begin_ns
+        return is_begun and (not end or max(times, default=0) >= self.wall.end_ns - self.interval_ns)
 
     def _between(self, known: Sequence[tuple[int, Number]], at_ns: int) -> Number | None:
         """Return what a field was at a moment between two samples.

@@ -78,7 +78,8 @@ class DeviceEnergy:
     """The value is off by at most this much because of when and how coarsely the driver was read.
 
     Its means over a second are included. Power that lasted shorter than a reading's window counts as that reading, and
-    what the sensor itself is off by is not in it.
+    what the sensor itself is off by is not in it. None where power was read too rarely, and where the counter and the
+    power readings disagree by more than their bounds: one of them is wrong.
     """
     source: Literal["counter", "power_held"]
     """The driver's energy counter, or its power readings, each held until the next one."""

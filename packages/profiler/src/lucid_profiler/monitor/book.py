@@ -39,14 +39,25 @@ class Book:
         self._distinct: Counter[str] = Counter()
         self._last_seen: dict[str, int] = {}
         self._absent: dict[str, tuple[int, str]] = {}
+        self._begin_ns: int | None = None
+        self._why_missing = "gap"
 
-    def observe(self, now_ns: int, host: Sheet, gpus: Mapping[str, Sheet]) -> None:
-        """Take in a sample before it is written: the reasons that hold for it are written now if they are new."""
+    def observe(self, now_ns: int, host: Sheet, gpus: Mapping[str, Sheet], *, why_missing: str | None = None) -> None:
+        """Take in a sample before it is written: the reasons that hold for it are written now if they are new.
+
+        Args:
+            now_ns: its time.
+            host: of the host.
+            gpus: of the devices, by UUID.
+            why_missing: why there may be devices that are not among them; None where there are none.
+        """
         self._take("host.", host)
         for uuid, sheet in gpus.items():
             self._take(f"gpu:{uuid}.", sheet)
             self._follow(now_ns, uuid, sheet)
         self._write_reasons(now_ns)
+        self._begin_ns = now_ns if self._begin_ns is None else self._begin_ns
+        self._why_missing = why_missing or self._why_missing
 
     def explain(self, now_ns: int, gpus: Mapping[str, Sheet]) -> None:
         """Take in fields that are read apart from samples."""
@@ -56,10 +67,14 @@ class Book:
 
     def add_gap(self, gap: Gap) -> None:
         """Write a gap and remember it for the last record."""
+        self.remember(gap)
+        self._log.write(gap)
+
+    def remember(self, gap: Gap) -> None:
+        """Remember a gap that is written already for the last record."""
         self.num_gaps += 1
         if len(self._gaps) < _MAX_GAPS_NAMED:
             self._gaps.append(gap)
-        self._log.write(gap)
 
     def close_gaps(self, now_ns: int) -> None:
         """Write the gaps that last until the end."""
@@ -87,14 +102,21 @@ class Book:
                 self._distinct[name] += 1
 
     def _follow(self, now_ns: int, uuid: str, sheet: Sheet) -> None:
-        """Notice when a device begins and ceases to answer nothing at all."""
+        """Notice when a device begins and ceases to answer nothing at all; one that comes late was missing before."""
         values, reasons = sheet
+        if self._begin_ns is not None and uuid not in self._last_seen and uuid not in self._absent:
+            self._absent[uuid] = (self._begin_ns, self._why_missing)
         if any(value is not None for value in values.values()):
             if uuid in self._absent:
                 self._end_gap(now_ns, uuid)
             self._last_seen[uuid] = now_ns
         elif values and uuid not in self._absent:
-            self._absent[uuid] = (self._last_seen.get(uuid, now_ns), next(iter(reasons.values()), "gap"))
+            self._absent[uuid] = (self._last_seen.get(uuid, now_ns), self._why_silent(uuid, reasons))
+
+    def _why_silent(self, uuid: str, reasons: Reasons) -> str:
+        """Return the reason of a field that the device has answered before; those of the others are older."""
+        known = [reason for field, reason in reasons.items() if f"gpu:{uuid}.{field}" in self._latest]
+        return next(iter(known or [reason for reason in reasons.values() if reason != "mig"]), "gap")
 
     def _end_gap(self, now_ns: int, uuid: str) -> None:
         begin_ns, reason = self._absent.pop(uuid)

@@ -22,6 +22,7 @@ from lucid_profiler.monitor.records import SCHEMA
 from lucid_profiler.monitor.sampler import Sampler
 from lucid_profiler.monitor.server import Server
 from lucid_profiler.monitor.target import Target, open_pidfd
+from lucid_profiler.monitor.watchdog import Watchdog
 
 IDLE_LIMIT_NS = 10_000_000_000  # for the request that names the target
 MAX_INTERVAL_S = 3600.0
@@ -98,7 +99,10 @@ class Daemon:
         self._server = Server(
             self._selector, self._handle, mono_ns=self._clock.mono_ns, on_trusted_end=self._on_control_end
         )
+        self._directory = directory
         self._lock: Lock | None = None
+        self._signals: socket.socket | None = None
+        self._watchdog: Watchdog | None = None
         self._launcher_fd: int | None = None
         self._start: Start | None = None
         self._target: Target | None = None
@@ -127,9 +131,9 @@ class Daemon:
                 self._note_fault(traceback.format_exc())
         finally:
             signal.set_wakeup_fd(-1)
+            self._close()
             for end in wakeups:
                 end.close()
-            self._close()
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._wait_s()):
@@ -163,6 +167,7 @@ class Daemon:
             signal.signal(number, lambda *_: self._end_with("signal"))
         signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         self._selector.register(receiver, selectors.EVENT_READ, lambda: receiver.recv(64))
+        self._signals = receiver
         return receiver, sender
 
     def _watch_launcher(self, pid: int) -> None:
@@ -224,14 +229,34 @@ class Daemon:
             self._sampler = Sampler(
                 target,
                 start.output,
-                gpus=NoGpus("nvml_off"),
+                gpus=NoGpus("gap" if start.with_nvml else "nvml_off"),
                 clock=self._clock,
                 interval_ns=round(start.interval_s * 1e9),
             )
             opened.pop_all()
         self._start, self._target = start, target
         self._selector.register(target.fd, selectors.EVENT_READ, self._on_target_end)
+        self._watchdog = Watchdog(self._causes(target), last_words=self._give_up)
         return {"already": False, "target": dict(target.describe())}
+
+    def _causes(self, target: Target) -> dict[int, str]:
+        """Return the descriptors whose being readable means that this process has to end, and why then."""
+        causes = {target.fd: "target_exit"}
+        if self._launcher_fd is not None:
+            causes[self._launcher_fd] = "launcher_exit"
+        if self._signals is not None:
+            causes[self._signals.fileno()] = "signal"
+        return causes
+
+    def _give_up(self, cause: str, since_ns: int) -> None:
+        """Leave what a regular end leaves, without the loop, which does not come to it."""
+        with suppress(OSError):
+            if self._directory is not None:
+                socket_path(self._directory).unlink()
+        if self._lock is not None:
+            self._lock.release()
+        if self._sampler is not None:
+            self._sampler.abandon(self._ending or cause, since_ns=since_ns)
 
     def _begin(self) -> None:
         """Open the devices, which may take seconds, and write the first records; only after the start was answered."""
@@ -271,19 +296,27 @@ class Daemon:
         self._following().flush()
         return {}
 
+    def _hurry(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.hurry()
+
     def _finish(self, status: str) -> None:
+        self._hurry()
         if self._sampler is not None:
             self._begin()
             self._sampler.finish(status)
             self._sampler = None
 
     def _note_fault(self, text: str) -> None:
+        self._hurry()
         if self._sampler is not None:
             self._sampler.note_fault(text)
             self._sampler.finish("fault")
             self._sampler = None
 
     def _close(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.close()
         self._server.close()
         self._selector.close()
         if self._target is not None:

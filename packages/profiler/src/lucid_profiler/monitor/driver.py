@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import Any, Literal
+from typing import Any
 
 from lucid_profiler.monitor.gpu_devices import Found, list_devices
 from lucid_profiler.monitor.nvml_calls import (
@@ -16,6 +16,7 @@ from lucid_profiler.monitor.nvml_calls import (
     FUNCTION_NOT_FOUND,
     NO_BINDING,
     REPORTS_ABSENCE,
+    UNKNOWN,
     Way,
     code_of,
     failures,
@@ -43,7 +44,7 @@ class Driver:
         self._pynvml: Any = None
         self._failures: tuple[type[BaseException], ...] = ()
         self._ways: dict[str, tuple[Way, ...]] = {}
-        self._chosen: dict[str, int] = {}
+        self._chosen: dict[tuple[str, str], int] = {}  # the way in which a device has answered a call
         with suppress(ImportError, AttributeError):  # not installed, or another package of that name
             import pynvml  # noqa: PLC0415 - reports are read without it
 
@@ -54,12 +55,9 @@ class Driver:
         """Tell whether the driver was opened by a process of which this one is a copy."""
         return self._pid != os.getpid() or any(pid != self._pid for pid in _holders)
 
-    @property
-    def memory_api(self) -> Literal["v2", "v1"] | None:
-        """Return which version of the memory query has answered; None where none has yet."""
-        if "memory" not in self._chosen:
-            return None
-        return "v1" if self._chosen["memory"] else "v2"
+    def way(self, name: str, uuid: str) -> int | None:
+        """Return in which of the ways a device has answered a call, 0 for the newest; None where it has not yet."""
+        return self._chosen.get((name, uuid))
 
     def open(self) -> int | None:
         """Open NVML, and close it first where it is open; return the error code, None on success."""
@@ -91,13 +89,21 @@ class Driver:
         """Return a new handle of a device, or the error code."""
         return self._timed("handle", self._pynvml.nvmlDeviceGetHandleByUUID, uuid)
 
-    def ask(self, name: str, handle: Any) -> tuple[Any, int | None]:
-        """Return a device's answer to the call of that name, or the error code."""
+    def ask(self, name: str, handle: Any, *, uuid: str) -> tuple[Any, int | None]:
+        """Return a device's answer to the call of that name, or the error code.
+
+        The way in which a device first answers is its own until the driver is opened anew: what has answered exists, so
+        that a later report of its absence is an error of that call and chooses no other.
+        """
         choices = self._ways[name]
-        for chosen in range(self._chosen.get(name, 0), len(choices)):
-            answer, code = self._timed(name, choices[chosen], handle)
+        known = self._chosen.get((name, uuid))
+        if known is not None:
+            answer, code = self._timed(name, choices[known], handle)
+            return answer, UNKNOWN if code in REPORTS_ABSENCE else code
+        for number, choice in enumerate(choices):
+            answer, code = self._timed(name, choice, handle)
             if code is None:
-                self._chosen[name] = chosen
+                self._chosen[name, uuid] = number
             if code not in REPORTS_ABSENCE:
                 return answer, code
         return None, FUNCTION_NOT_FOUND

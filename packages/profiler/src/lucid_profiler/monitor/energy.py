@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from lucid_profiler.monitor.readings import WINDOWS_NS, is_plausible
+from lucid_profiler.monitor.readings import LIMITS, WINDOWS_NS, is_plausible
 
 __all__ = [
     "COUNTER_STEP_NS",
@@ -29,6 +29,7 @@ _MAX_UNSEEN_NS = _POWER_WINDOW_NS * 11 // 10  # readings come a little early and
 _POWER_STEP_MW = 1.0  # the driver's readings are whole milliwatts
 _MIN_COVERAGE = 0.95
 _MAX_DISAGREEMENT = 0.05
+_MAX_POWER_MW = LIMITS["power_draw_mw"][1]
 
 PowerSample = tuple[int, int | float | None]
 """Time on the monotonic clock in ns; power in mW, None where it could not be read."""
@@ -76,11 +77,12 @@ def difference(
         unsure_ns: Time at the two ends of which it is not known whether the readings cover it, or which they do not.
         power_mw: Largest power for the bound, if it is above the window's mean.
         step_ns: How often the counter moves. An interval of fewer than ten steps is "below_resolution".
-        reason: Why a reading is None.
+        reason: Why a reading is None; "gap" where that is not known.
     """
     if begin_mj is None or end_mj is None:
-        return _unknown("counter", reason or "not_supported")
-    if not (is_plausible("energy_mj", begin_mj) and is_plausible("energy_mj", end_mj)):
+        return _unknown("counter", reason or "gap")
+    is_possible = end_mj - begin_mj <= _MAX_POWER_MW * (window_ns + step_ns) / 1e9
+    if not (is_possible and is_plausible("energy_mj", begin_mj) and is_plausible("energy_mj", end_mj)):
         return _unknown("counter", "implausible")
     if end_mj < begin_mj:
         return _unknown("counter", "counter_reset")
@@ -145,8 +147,12 @@ def integrate_power(
 
 
 def prefer(counter: Energy, held: Energy) -> Energy:
-    """Return the counter's energy, and that of the power readings, so labelled, where the counter has none."""
-    return counter if counter.value_j is not None or held.value_j is None else held
+    """Return the counter's energy, and that of the power readings, so labelled, where the counter has none.
+
+    Where neither has, and the device has no counter, it is the readings that could have told: theirs is the reason.
+    """
+    is_held = counter.value_j is None and (held.value_j is not None or counter.reason == "not_supported")
+    return held if is_held else counter
 
 
 def describe(counter: Energy, held: Energy) -> str | None:

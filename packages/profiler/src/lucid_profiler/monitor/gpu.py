@@ -1,7 +1,8 @@
 """The readings of the GPUs of one process, one after the other, whatever the driver does meanwhile.
 
 A question that fails makes its fields None with a reason and is asked again later; a GPU that is lost leaves the others
-alone; a driver that is away is opened anew. The waits are 1, 2, 4 … 60 s. Nothing here raises.
+alone; a driver that is away, or lists a GPU that does not answer, is opened anew. The waits are 1, 2, 4 … 60 s. Nothing
+here raises.
 """
 
 from collections import defaultdict
@@ -37,6 +38,7 @@ _LASTING = frozenset({"not_supported", "no_permission"})
 _DISBELIEF = frozenset({"implausible", "abi_suspect"})
 _GONE = REPORTS_LOSS | REPORTS_NO_ANSWER
 _UNEXPLAINED_BYTES = 512 * 2**20
+_FIRST_VERSION = "the driver has no second version of the memory query: used includes what it reserves"
 
 Sheets = dict[str, tuple[Values, Reasons]]
 """UUID of a device: its fields, and why those that are None are."""
@@ -121,8 +123,14 @@ class Gpus:
 
     @property
     def memory_api(self) -> Literal["v2", "v1"] | None:
-        """Return which version of the memory query answers; None where none has yet."""
-        return self._driver.memory_api
+        """Return which version of the memory query answers, the older one where devices differ; None where none has."""
+        ways = {self._driver.way(MEMORY.name, watched.device.uuid) for watched in self._watched} - {None}
+        return None if not ways else "v2" if ways == {0} else "v1"
+
+    @property
+    def why_missing(self) -> str | None:
+        """Return why devices may be missing; None where all that the driver lists are there."""
+        return self._wait.reason
 
     @property
     def nvml_ns(self) -> Mapping[str, int]:
@@ -140,10 +148,10 @@ class Gpus:
         self._watched = ()
 
     def reopen_if_due(self) -> bool:
-        """Open NVML anew if it was away and the wait is over, as every reading does; return whether it came back."""
+        """Open NVML anew if something is missing and the wait is over, as every reading does; return whether it did."""
         if self._driver.is_forked:
             self.reason = "forked"
-        elif self.reason is not None and self._clock() >= self._wait.due_ns:
+        elif self._wait.reason is not None and self._clock() >= self._wait.due_ns:
             self._start()
             return self.reason is None
         return False
@@ -180,7 +188,11 @@ class Gpus:
         if codes:
             self._note(f"{len(codes)} of the driver's GPUs cannot be read: {REASONS[reason_of(codes[0])]}")
         self.reason = None
-        self._wait.end()
+        passing = [reason for reason in map(reason_of, codes) if reason not in _LASTING]
+        if passing:
+            self._wait.begin(passing[0], self._clock())
+        else:
+            self._wait.end()
         here = {each.device.uuid for each in found}
         gone = [replace(each, handle=None) for each in self._found if each.device.uuid not in here]
         self._found = (*map(self._with_memory, found), *gone)
@@ -188,12 +200,10 @@ class Gpus:
         return None
 
     def _with_memory(self, found: Found) -> Found:
-        answer, _ = self._driver.ask(MEMORY.name, found.handle)
+        answer, _ = self._driver.ask(MEMORY.name, found.handle, uuid=found.device.uuid)
         sheet = Sheet()
         if answer is not None:
             MEMORY.store(answer, sheet)
-        if self.memory_api == "v1":
-            self._note("the driver has no second version of the memory query: used includes what it reserves")
         total = sheet.values.get("memory_total_bytes")
         return replace(found, device=replace(found.device, memory_total_bytes=None if total is None else int(total)))
 
@@ -211,6 +221,8 @@ class Gpus:
         )
 
     def _go_away(self, code: int | None) -> None:
+        if self.reason is None:  # it was there: the waits begin anew
+            self._wait.end()
         self.reason = "no_devices" if code is None else reason_of(code)
         self._wait.begin(self.reason, self._clock())
 
@@ -255,7 +267,7 @@ class Gpus:
 
     def _ask(self, watched: _Watched, call: Call, sheet: Sheet, *, now_ns: int) -> int | None:
         begin_ns = self._clock()
-        answer, code = self._driver.ask(call.name, watched.handle)
+        answer, code = self._driver.ask(call.name, watched.handle, uuid=watched.device.uuid)
         watched.asked_ns = (begin_ns, self._clock())
         wait = watched.waits[call.name]
         if code is None:
@@ -263,6 +275,8 @@ class Gpus:
                 wait.end()
             call.store(answer, sheet)
             if sheet.reasons:
+                if call is MEMORY and self._driver.way(MEMORY.name, watched.device.uuid):
+                    self._note(f"{watched.device.uuid}: {_FIRST_VERSION}")
                 for reason in _DISBELIEF.intersection(sheet.reasons.get(field, "") for field in call.fields):
                     self._count(watched, call, reason)
             return None
@@ -308,7 +322,7 @@ class Gpus:
         is_member: IsMember,
     ) -> None:
         memory = Sheet()
-        answer, code = self._driver.ask(MEMORY.name, watched.handle)
+        answer, code = self._driver.ask(MEMORY.name, watched.handle, uuid=watched.device.uuid)
         if code is None:
             MEMORY.store(answer, memory)
         used = memory.values.get("memory_used_bytes")

@@ -22,12 +22,16 @@ class GpuReader(Protocol):
         """Why there are no devices."""
 
     @property
+    def why_missing(self) -> str | None:
+        """Why devices may be missing; None where all are there."""
+
+    @property
     def devices(self) -> Sequence[Any]:
         """The identity of each device."""
 
     @property
     def memory_api(self) -> str | None:
-        """Which version of the memory query is used."""
+        """Which version of the memory query is used, the older one where devices differ."""
 
     @property
     def notes(self) -> Sequence[str]:
@@ -69,7 +73,7 @@ class NoGpus:
     """
 
     def __init__(self, reason: str) -> None:
-        self.reason = reason
+        self.reason = self.why_missing = reason
         self.devices: tuple[Any, ...] = ()
         self.memory_api: str | None = None
         self.notes: list[str] = []

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,8 +47,11 @@ def read_log(path: str | Path) -> Log:
     whole = Path(path)
     records: list[Record] = []
     num_torn = num_unknown = 0
-    for part in [*(part for _, part in rotated_parts(whole)), whole]:
-        found = _read_part(part, may_be_torn=part == whole)
+    files = [part for _, part in rotated_parts(whole)]
+    if not files or whole.exists():  # a monitor may have died between setting a part aside and beginning the next
+        files.append(whole)
+    for part in files:
+        found = _read_part(part, may_be_torn=part == files[-1])
         records += found.records
         num_torn += found.num_torn
         num_unknown += found.num_unknown
@@ -92,11 +96,13 @@ class LogWriter:
         path: the file.
         header: makes the record that each file begins with; it is given the number of the part.
         mono_ns: the monotonic clock.
+        on_gap: told of each gap that is written by itself, once the file takes records again.
         max_part_bytes: size at which a file is set aside and a new one begun.
         max_parts: how many files are kept, the oldest are removed.
 
     Attributes:
         num_dropped: records that could not be written, and those that were removed with an old part.
+        turn: held while a record is written; a thread that keeps it is the only one to write.
 
     Raises:
         OSError: the file cannot be opened.
@@ -108,13 +114,16 @@ class LogWriter:
         *,
         header: Callable[[int], Header],
         mono_ns: Callable[[], int],
+        on_gap: Callable[[Gap], None] | None = None,
         max_part_bytes: int = MAX_PART_BYTES,
         max_parts: int = MAX_PARTS,
     ) -> None:
         self.num_dropped = 0
+        self.turn = threading.RLock()
         self._path = path
         self._header = header
         self._mono_ns = mono_ns
+        self._on_gap = on_gap
         self._max_part_bytes = max_part_bytes
         self._max_parts = max_parts
         self._fd = _open(path)
@@ -129,6 +138,10 @@ class LogWriter:
 
     def write(self, record: Record) -> bool:
         """Append one record; return whether it is in the file."""
+        with self.turn:
+            return self._write(record)
+
+    def _write(self, record: Record) -> bool:
         if self._failed_since_ns is not None:
             self._report_failure()
         if not self._has_header:
@@ -181,6 +194,8 @@ class LogWriter:
         if self._append(gap):
             self._failed_since_ns = None
             self._num_failed = 0
+            if self._on_gap is not None:
+                self._on_gap(gap)
 
     def _rotate(self) -> None:
         """Set the file aside and begin another; where that fails, go on with this one for another part's size."""

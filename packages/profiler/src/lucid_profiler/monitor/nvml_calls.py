@@ -22,6 +22,7 @@ __all__ = [
     "REPORTS_ABSENCE",
     "REPORTS_LOSS",
     "REPORTS_NO_ANSWER",
+    "UNKNOWN",
     "Call",
     "Memory",
     "Side",
@@ -41,9 +42,10 @@ Memory = tuple[int, int | None, int, int]
 """Bytes: total, reserved, free, used; the first version of the question has no `reserved`."""
 
 FUNCTION_NOT_FOUND = 13
+UNKNOWN = 999
 REPORTS_ABSENCE = frozenset({FUNCTION_NOT_FOUND, 25})  # the other is ArgumentVersionMismatch
 REPORTS_LOSS = frozenset({15, 16})  # GpuIsLost, ResetRequired
-REPORTS_NO_ANSWER = frozenset({1, 9, 12, 17, 18, 20, 999})
+REPORTS_NO_ANSWER = frozenset({1, 9, 12, 17, 18, 20, UNKNOWN})
 """Errors that are the driver's, not a device's or a question's: Uninitialized, DriverNotLoaded, …, Unknown."""
 
 NO_BINDING = -1
@@ -96,7 +98,7 @@ def failures(pynvml: Any) -> tuple[type[BaseException], ...]:
 def code_of(error: BaseException) -> int:
     """Return the NVML code of what the binding raised; a function that either side lacks is FunctionNotFound."""
     value = getattr(error, "value", FUNCTION_NOT_FOUND)
-    return value if isinstance(value, int) else 999
+    return value if isinstance(value, int) else UNKNOWN
 
 
 def reason_of(code: int) -> str:

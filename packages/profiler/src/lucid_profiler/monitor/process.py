@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lucid_profiler.monitor.protocol import ProtocolError
 
 READY_LIMIT_S = 2.0
 STOP_LIMIT_S = 5.0
-_TERMINATE_LIMIT_S = 1.0
+_TERMINATE_LIMIT_S = 3.0  # more than a monitor takes whose driver does not answer
 _FAULTS = (OSError, ProtocolError, EnvironmentUnusableError, subprocess.SubprocessError)
 
 __all__ = ["READY_LIMIT_S", "STOP_LIMIT_S", "Monitor", "launch"]
@@ -59,9 +60,10 @@ class Monitor:
         """
         if self._process is None:
             return
+        deadline = time.monotonic() + timeout_s
         if self._process.poll() is None:
             self._ask_to_stop(timeout_s)
-        if not self.wait(timeout_s):
+        if not self.wait(max(0.0, deadline - time.monotonic())):
             _end(self._process)
         self._release()
 
@@ -131,13 +133,15 @@ def launch(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process: asked first, so that it takes its socket away, and killed if it does not answer."""
-    process.terminate()
-    try:
-        process.wait(_TERMINATE_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """End a process: asked first, so that it takes its socket away, and killed if it does not answer.
+
+    One that the kernel holds in a call of the driver goes when that returns; nobody waits for it.
+    """
+    for end in (process.terminate, process.kill):
+        end()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_LIMIT_S)
+            return
 
 
 def _spawn(directory: Path | None) -> tuple["subprocess.Popen[bytes]", socket.socket]:

@@ -46,7 +46,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "mig": "belongs to the other side of a MIG partition, the whole GPU or an instance; see that device",
         "no_nvml": "nvidia-ml-py is missing or another package replaced it; install `nvidia-ml-py`",
         "nvml_off": "reading the driver was switched off",
-        "not_target": "the process that is watched cannot use this device",
+        "not_target": "not read: the watched process was started in an environment that hides this device",
         "forked": "the reader was inherited by fork; open it anew in a process of its own",
     }
 )
@@ -54,6 +54,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
 
 _BLANK_FROM = 2**63 - 2**8  # NVML's and DCGM's blanks lie at the end of a signed 64-bit integer
 _MAX_BYTES = 2**50
+_MAX_PROCESSES = 2**22  # https://man7.org/linux/man-pages/man5/proc_sys_kernel.5.html, PID_MAX_LIMIT
 _LIMITS = {
     "memory_total_bytes": (1, _MAX_BYTES),
     "memory_reserved_bytes": (0, _MAX_BYTES),
@@ -69,6 +70,8 @@ _LIMITS = {
     "energy_mj": (0, _BLANK_FROM - 1),
     "process_memory_bytes": (1, _MAX_BYTES),
     "others_memory_bytes": (0, _MAX_BYTES),
+    "num_other_processes": (0, _MAX_PROCESSES),
+    "num_unknown_processes": (0, _MAX_PROCESSES),
 }
 LIMITS: Mapping[str, tuple[int, int]] = MappingProxyType(_LIMITS)
 """Field: smallest and largest value that can be true, so that every sentinel (u32, u64 and i64 maxima) lies outside."""
@@ -126,10 +129,11 @@ class Sheet:
             self.reasons[field] = reason
 
     def put_reading(self, field: str, reading: Reading) -> None:
-        """Write a reading down as it is."""
-        self.values[field] = reading.value
+        """Write a reading down; a value outside the field's `LIMITS` becomes None, "implausible"."""
         if reading.value is None:
-            self.reasons[field] = reading.reason or "gap"
+            self.miss((field,), reading.reason or "gap")
+        else:
+            self.put(field, reading.value)
 
 
 def is_plausible(field: str, value: float | None) -> bool:

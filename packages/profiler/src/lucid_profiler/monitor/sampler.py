@@ -22,6 +22,7 @@ from lucid_profiler.monitor.target import Target
 
 MAX_NAME_CHARS = 200
 _MAX_FAULT_CHARS = 4000
+_TURN_LIMIT_S = 0.2
 
 __all__ = ["MAX_NAME_CHARS", "Sampler"]
 
@@ -59,7 +60,9 @@ class Sampler:
         self._late = Distribution()
         self._last_ns: int | None = None
         self._num_notes = 0
-        self._log = LogWriter(path, header=self._header, mono_ns=clock.mono_ns)
+        self._memory_api = gpus.memory_api
+        self._has_exit = self._has_end = False
+        self._log = LogWriter(path, header=self._header, mono_ns=clock.mono_ns, on_gap=self._remember)
         self._book = Book(self._log)
 
     @property
@@ -70,7 +73,7 @@ class Sampler:
     def use(self, gpus: GpuReader) -> None:
         """Take these devices from now on; for before the first record, since its header names them."""
         self._gpus = gpus
-        self._devices = gpus.devices
+        self._devices, self._memory_api = gpus.devices, gpus.memory_api
 
     def begin(self) -> None:
         """Write the first records, and let the first tick be due now."""
@@ -90,8 +93,8 @@ class Sampler:
         host = self._read_host(tick)
         gpus = self._read_gpus(tick)
         self._note_devices(now_ns)
-        self._write_notes(now_ns)
-        self._book.observe(now_ns, host, gpus)
+        self._write_notes()
+        self._book.observe(now_ns, host, gpus, why_missing=self._gpus.why_missing)
         self._log.write(
             Sample(
                 mono_ns=now_ns,
@@ -131,6 +134,7 @@ class Sampler:
 
     def note_exit(self) -> None:
         """Record that the target has ended."""
+        self._has_exit = True
         status = self._target.exit_status()
         fields = None if status is None else dataclasses.asdict(status)
         self._log.write(TargetExit(mono_ns=self._clock.mono_ns(), pid=self._target.pid, status=fields))
@@ -145,12 +149,29 @@ class Sampler:
         Args:
             status: why it ends, as in `records.End`.
         """
+        self._end_schedule(self._clock.mono_ns())
         self._check_clocks()
         self.mark("end")
         self._book.close_gaps(self._clock.mono_ns())
         self._gpus.close()
-        self._log.write(self._end(status))
+        self._write_end(status)
         self._log.close()
+
+    def abandon(self, status: str, *, since_ns: int) -> None:
+        """Write the last records in the place of a thread that is held up, and let it write none after them.
+
+        Args:
+            status: why it ends, as in `records.End`.
+            since_ns: when it should have begun to end.
+        """
+        if not self._log.turn.acquire(timeout=_TURN_LIMIT_S) or self._has_end:
+            return  # the disk does not answer either, or all is written
+        self._end_schedule(since_ns)
+        if status == "target_exit" and not self._has_exit:
+            self.note_exit()
+        self._note("the driver or the disk did not answer when the monitor had to end: its last readings are missing")
+        self._book.close_gaps(self._clock.mono_ns())
+        self._write_end(status)
 
     def status(self) -> dict[str, Any]:
         """Return what there is to say so far."""
@@ -215,16 +236,33 @@ class Sampler:
             self._log.write(AnchorTaken(**dataclasses.asdict(anchor)))
 
     def _note_devices(self, now_ns: int) -> None:
-        """Record the devices anew where the driver has come back with others."""
-        if self._gpus.devices != self._devices:
-            self._devices = self._gpus.devices
-            data = {"devices": _describe(self._devices), "reason": self._gpus.reason}
+        """Record the devices anew where the driver has come back with others, or answers in another version."""
+        gpus = self._gpus
+        if gpus.devices != self._devices or gpus.memory_api != self._memory_api:
+            self._devices, self._memory_api = gpus.devices, gpus.memory_api
+            data = {"devices": _describe(gpus.devices), "reason": gpus.reason, "memory_api": gpus.memory_api}
             self._log.write(Event(mono_ns=now_ns, name="devices", data=data))
 
-    def _write_notes(self, now_ns: int) -> None:
+    def _write_notes(self) -> None:
         for text in self._gpus.notes[self._num_notes :]:
             self._num_notes += 1
-            self._log.write(Event(mono_ns=now_ns, name="note", data={"text": text}))
+            self._note(text)
+
+    def _note(self, text: str) -> None:
+        self._log.write(Event(mono_ns=self._clock.mono_ns(), name="note", data={"text": text}))
+
+    def _remember(self, gap: Gap) -> None:
+        self._book.remember(gap)
+
+    def _end_schedule(self, end_ns: int) -> None:
+        if self._schedule.end(end_ns):
+            begin_ns = self._first.mono_ns if self._last_ns is None else self._last_ns
+            self._book.add_gap(Gap(begin_ns=begin_ns, end_ns=end_ns, reason="late"))
+
+    def _write_end(self, status: str) -> None:
+        with self._log.turn:
+            self._has_end = True
+            self._log.write(self._end(status))
 
     def _header(self, part: int) -> Header:
         return Header(

@@ -46,6 +46,17 @@ class Schedule:
         self.num_missed += num_missed
         return Tick(deadline_ns=deadline_ns, late_ns=now_ns - deadline_ns, num_missed=num_missed)
 
+    def end(self, end_ns: int) -> int:
+        """Count what nobody serves any more: the deadlines that passed an interval and more before the end.
+
+        Returns:
+            How many these are.
+        """
+        num_missed = max(0, end_ns - self.next_ns) // self.interval_ns
+        self.next_ns += num_missed * self.interval_ns
+        self.num_missed += num_missed
+        return num_missed
+
 
 class Pacer:
     """Lets work happen once a period, and less often where it costs more than its share of time.
