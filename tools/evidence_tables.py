@@ -20,7 +20,7 @@ from lucid_cli.reporters.words import amount, counted, interval, metric_name, pe
 from lucid_profiler.compare import Analysis, analyze_all
 from lucid_profiler.errors import ReportError
 from lucid_profiler.monitored import MemoryAccount
-from lucid_profiler.parity import KNOWN_PARTS, first_state_difference
+from lucid_profiler.parity import KNOWN_PARTS, check_parity
 from lucid_profiler.phases import phase_times
 from lucid_profiler.reader import Report, read_report
 from lucid_profiler.records import Pair, Run
@@ -84,7 +84,9 @@ def fit_table(compared: Compared) -> list[str]:
             for arm in (metric.base, metric.other)
         ]
         ratio = "-" if metric.ratio_of_medians is None else f"{metric.ratio_of_medians:.4f}"
-        rows.append([f"{metric_name(name)}, {scaled[1]}, median (range)", *cells, ratio])
+        num_known = compared.analysis.num_included - metric.num_missing
+        known = f" of {counted(num_known, 'pair')}" if metric.num_missing else ""
+        rows.append([f"{metric_name(name)}, {scaled[1]}, median (range){known}", *cells, ratio])
     return _table([f"{counted(compared.analysis.num_included, 'pair')}", *compared.arms, "ratio of medians"], rows)
 
 
@@ -116,11 +118,12 @@ def parity_table(compared: Compared) -> list[str]:
     for part in parts:
         of_part = [state for state in states if state.part == part]
         found = [
-            first_state_difference(of_part, pair.runs)[0] if _went_well(base, other) else "not_observed"
+            check_parity(of_part, base_runs=[], pairs=[pair.runs]).status if _went_well(base, other) else "not_observed"
             for pair, base, other in pairs
         ]
         agreed = compared.analysis.parity.parts.get(part)
-        among = "-" if agreed is None else "no" if agreed.status == "undecidable" else "yes"
+        num_base = len({state.run for state in of_part} & {base.run for _, base, _ in pairs})
+        among = "-" if agreed is None or num_base < 2 else "no" if agreed.status == "undecidable" else "yes"
         num_tensors, num_values = max((state.num_tensors, len(state.tensors) - state.num_tensors) for state in of_part)
         rows.append([part, f"{num_tensors} + {num_values}", *map(_parity_word, found), among])
     names = [_pair_name(pair) for pair, _, _ in pairs]

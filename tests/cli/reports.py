@@ -167,6 +167,7 @@ def add_runs(
     states: Mapping[int, Any] | None = None,
     taints: Mapping[int, tuple[str, ...]] | None = None,
     identities: Sequence[Mapping[str, Any]] | None = None,
+    statuses: Mapping[int, RunStatus] | None = None,
 ) -> None:
     """Record a run for each of the slots that has a wall, in seconds."""
     for place, (slot, seconds) in enumerate(zip(slots, walls, strict=False)):
@@ -176,7 +177,7 @@ def add_runs(
             pair=slot.pair,
             arm=slot.arm,
             discarded=slot.discarded,
-            status="ok",
+            status=(statuses or {}).get(slot.slot, "ok"),
             returncode=0,
             started=CREATED,
             process_ns=wall.end_ns,

@@ -1,16 +1,20 @@
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from cli.reports import FLIPPED, WALLS, write_arms, write_report
 from lucid_cli.reporters.layout import WIDTH
+from lucid_cli.reporters.report_json import report_json
 from lucid_cli.reporters.sentences import difference_warnings, verdict_sentence
 from lucid_cli.reporters.table import render_report
 from lucid_profiler.compare import analyze, analyze_all, diff
 from lucid_profiler.reader import Report
-from lucid_profiler.records import Arm, Resume
+from lucid_profiler.records import Arm, Resume, Wall
 
 BASE, TUNED, CONTROL = Arm(name="muon"), Arm(name="tuned"), Arm(name="again", control=True)
 SGD = Arm(name="sgd", different=True)
@@ -34,10 +38,16 @@ wall (fit)  100.050 s       79.950 s       0.7991  -20.09    [-20.54, -19.46]  [
 parity    not asked of sgd, which computes something else, muon runs agree among themselves: model
 sgd       no replays in 6 runs; native: no optimizer of the command reports captures (6)
 
-verdict   sgd is faster, not the same computation: -20.09 % wall over 6 pairs, 95 % interval
-          [-20.47, -19.59] %
+warning   order: muon began 6 pairs and sgd 0, so what a first run leaves to the second was not
+          tested: that takes two of each
 
-control   muon against itself: +0.05 % [-0.23, +0.26] wall, n = 6: what the machine does to equal
+verdict   sgd is faster, not the same computation: -20.03 % wall on average over 6 pairs, 95 %
+          interval [-20.47, -19.59] %
+
+warning   order: muon began 6 pairs and again 0, so what a first run leaves to the second was not
+          tested: that takes two of each
+
+control   muon against itself: +0.02 % [-0.23, +0.26] wall, n = 6: what the machine does to equal
           runs
 """
 
@@ -48,6 +58,13 @@ def _show(report: Report) -> str:
 
 def _flat(text: str) -> str:
     return " ".join(text.split())
+
+
+def _with_source(report: Report, source: Literal["fit", "process"], *, runs: Container[int]) -> Report:
+    """Return a report in which the walls of some runs are of a source."""
+    wall = Wall(source=source, begin_ns=0, end_ns=1)
+    changed = (replace(run, wall=wall) if run.run in runs else run for run in report.runs)
+    return replace(report, runs=tuple(changed))
 
 
 @pytest.fixture
@@ -72,12 +89,12 @@ def test_comparisons_follow_each_other(path: Path) -> None:
 def test_a_base_that_differs_from_itself_is_told_above_the_verdict(path: Path) -> None:
     """The warning has the control's interval, the verdict says that it is none, and the noise floor is shown."""
     text = _flat(_show(write_arms(path, [BASE, TUNED, CONTROL], [*FASTER, *LOUD])))
-    warning = "warning control: over 6 pairs muon differs from itself by +10.05 % [+9.77, +10.26] in wall: the machine"
+    warning = "warning control: over 6 pairs muon differs from itself by +10.02 % [+9.77, +10.26] in wall: the machine"
     verdict = "verdict inconclusive: the 95 % interval ["
     assert 0 < text.index(warning) < text.index(verdict)
     assert "but the base differs from itself: the machine shows a difference where there is none; find what" in text
     assert text.endswith(
-        "control muon against itself: +10.05 % [+9.77, +10.26] wall, n = 6: what the machine does to equal runs"
+        "control muon against itself: +10.02 % [+9.77, +10.26] wall, n = 6: what the machine does to equal runs"
     )
 
 
@@ -94,6 +111,57 @@ def test_few_control_pairs_have_no_interval(
     """One pair is one number, and no pair is none."""
     report = write_arms(path, [BASE, TUNED, CONTROL], [*FASTER, *pairs])
     assert verdict_sentence(analyze_all(report)[1]) == sentence
+
+
+def test_walls_of_unequal_work_are_told_with_the_remedy(path: Path) -> None:
+    """In words and in JSON; the row names both sources."""
+    made = write_arms(path, [BASE, TUNED], FASTER)
+    assert "\nwall (fit) " in _show(made)
+    report = _with_source(made, "process", runs=range(1, 12, 2))
+    assert verdict_sentence(analyze(report)) == (
+        "no speed verdict: the wall spans fit() in muon runs and the whole process in tuned runs, so the walls do not "
+        "compare; mark the same work in every arm with lucid_profiler.fit()"
+    )
+    assert "\nwall (fit/process) " in _show(report)
+    (shown,) = json.loads(report_json(report, analyze_all(report)))["comparisons"]
+    assert (shown["verdict"]["decision"], shown["verdict"]["reason"]) == ("withheld", "walls_differ")
+    assert shown["words"] == verdict_sentence(analyze(report))
+
+
+def test_only_runs_in_the_statistics_name_the_source_of_the_wall(path: Path) -> None:
+    """A run of a pair that is left out may have had any."""
+    report = write_arms(path, [BASE, TUNED], FASTER, header={"taints": ("throttled",)}, taints={3: ("throttled",)})
+    assert "\nwall (fit) " in _show(_with_source(report, "process", runs=[2, 3]))
+
+
+def test_pairs_of_another_setup_are_in_no_count_of_parity(path: Path) -> None:
+    """They are left out, and neither their states nor their number speaks of the others."""
+    taints = {10: ("changed",), 11: ("changed",)}
+    header = {"taints": ("changed",)}
+    text = _show(write_arms(path, [BASE, TUNED], FASTER, header=header, taints=taints, states={11: FLIPPED}))
+    assert "parity    5 of 5 pairs equal, muon runs agree among themselves: model\n" in text
+    assert "left out  pair 5: changed:10, changed:11\n" in text
+    assert "verdict   tuned is faster: " in text
+
+
+def test_an_order_that_could_not_be_tested_is_told_above_the_verdict(path: Path) -> None:
+    """The base began all pairs."""
+    text = _flat(_show(write_arms(path, [BASE, TUNED], FASTER)))
+    warning = (
+        "warning order: muon began 6 pairs and tuned 0, so what a first run leaves to the second was not tested: that "
+        "takes two of each"
+    )
+    assert 0 < text.index(warning) < text.index("verdict tuned is faster: ")
+
+
+def test_a_verdict_has_the_number_to_which_its_interval_belongs(path: Path) -> None:
+    """Most pairs are a little slower and a few much faster: the mean decides, so the mean is told."""
+    effects = [0.002] * 6 + [-0.5] * 5
+    pairs = [("tuned", 100.0, 100 * math.exp(effect)) for effect in effects]
+    sentence = verdict_sentence(analyze(write_arms(path, [BASE, TUNED], pairs)))
+    assert sentence.startswith(
+        "tuned is faster: -20.24 % wall on average over 11 pairs, 95 % interval [-33.12, -4.88] %"
+    )
 
 
 def test_a_control_that_ended_otherwise_is_named(path: Path) -> None:

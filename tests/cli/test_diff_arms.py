@@ -10,7 +10,7 @@ import pytest
 from cli.reports import FLIPPED, write_arms
 from lucid_cli import app
 from lucid_profiler.compare import diff
-from lucid_profiler.diff import Difference, Refusal, diff_each, try_each
+from lucid_profiler.diff import Difference, Refusal, try_each
 from lucid_profiler.errors import NotComparableError
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Arm
@@ -118,7 +118,8 @@ def test_a_lost_arm_is_listed_and_compared_with_nothing(run: Run) -> None:
     """Allowed by name, what both have is compared; where that is no arm, nothing can be."""
     first = measured("a.jsonl", [BASE, FAST, SLOW])
     second = measured("b.jsonl", [BASE, FAST, SGD])
-    ((_, found),) = diff_each(first, [second], ["arms"])
+    ((_, found),) = try_each(first, [second], ["arms"])
+    assert isinstance(found, Difference)
     assert (found.analysis_b.other, found.lost_arms, found.added_arms) == ("fast", ("slow",), ("sgd",))
     code, out, _ = run("a.jsonl", "b.jsonl", "--allow", "arms")
     assert code == 0

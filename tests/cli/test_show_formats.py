@@ -104,7 +104,7 @@ def test_markdown_has_the_verdict_the_metrics_and_the_notes(run: Run) -> None:
     code, out, err = run("report.jsonl", "--format", "markdown")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].startswith("### captured against native: captured is faster: -10.01 % wall over 5 pairs")
+    assert lines[0].startswith("### captured against native: captured is faster: -9.96 % wall on average over 5 pairs")
     assert "| wall | 120.850 s (120.542 to 122.793) | 108.750 s (108.123 to 110.967) | 0.8999 | -10.01 |" in out
     assert "- parity: equal: model" in lines
     assert "- where: NVIDIA L4, driver 580, torch 2.9.1+cu129, python 3.11.7" in lines

@@ -101,6 +101,48 @@ def test_each_further_arm_is_compared_with_the_first(build: Build) -> None:
     assert effect.mean == pytest.approx(sum(ratios) / 6)
 
 
+def test_runs_of_another_setup_that_are_left_out_are_not_held_against_the_others(build: Build) -> None:
+    """A report that went on under another version: neither its base runs nor its pairs decide parity."""
+    states = {8: {"weight": 2.0}, 9: {"weight": 3.0}, 10: {"weight": 2.0}, 11: {"weight": 2.0}}
+    runs: dict[int, dict[str, Any]] = {run: {"taints": ("changed",), "discarded": run in {8, 9}} for run in states}
+    report = build([BASE, TUNED], FASTER, header={"taints": ("changed",)}, runs=runs, states=states)
+    found = analyze(report)
+    assert decision(found) == ("better", "interval_excludes_zero")
+    assert (found.parity.status, found.parity.num_base_runs, found.num_included) == ("equal", 4, 4)
+    assert [pair.reasons for pair in found.excluded] == [("changed:11", "changed:10")]
+    kept = build([BASE, TUNED], FASTER, runs=runs, states=states)
+    assert decision(analyze(kept)) == ("undecidable", "base_runs_differ")
+
+
+def test_a_state_counts_whatever_bent_the_times_of_its_run(build: Build) -> None:
+    """Heat leaves a pair out of the statistics and is no reason for other bits."""
+    report = build(
+        [BASE, TUNED],
+        FASTER,
+        header={"taints": ("throttled",)},
+        runs={4: {"taints": ("throttled",)}},
+        states={4: {"weight": 2.0}, 5: {"weight": 2.0}},
+    )
+    assert analyze(report).num_included == 5
+    assert decision(analyze(report)) == ("undecidable", "base_runs_differ")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "expected"),
+    [((), None), ((0,), None), ((0, 2), (1, 3)), ((1, 3), (3, 1)), ((0, 2, 4), (0, 3)), ((0, 1, 2, 4), None)],
+)
+def test_too_few_pairs_of_one_order_are_told(
+    left_out: Sequence[int], expected: tuple[int, int] | None, build: Build
+) -> None:
+    """From three pairs on, where left-out ones leave fewer than two that began with one of the arms."""
+    runs = {2 * pair: {"taints": ("throttled",)} for pair in left_out}
+    found = analyze(build([BASE, TUNED], FASTER, header={"taints": ("throttled",)}, runs=runs))
+    numbers = [(one.numbers["num_base_first"], one.numbers["num_other_first"]) for one in found.warnings]
+    assert codes(found) == ({"order_untested"} if expected else set())
+    assert numbers == ([expected] if expected else [])
+    assert plain_analysis(found)["warnings"] == []
+
+
 def test_other_arms_change_nothing_in_a_comparison(build: Build) -> None:
     """Pairs of a third arm are in no number of the comparison of the first two."""
     alone = analyze(build([BASE, TUNED], FASTER))
@@ -158,7 +200,7 @@ def test_a_base_that_differs_from_itself_takes_verdicts_back(build: Build) -> No
         (warning,) = found[name].warnings
         assert warning.numbers == {
             "num_pairs": 4,
-            "effect": effect.median,
+            "effect": effect.mean,
             "low": effect.t_low,
             "high": effect.t_high,
         }

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lucid_profiler import jsonio
-from lucid_profiler.compare import Analysis, Difference, analyze, diff, pair_record, verify_summary
+from lucid_profiler.compare import Analysis, Difference, analyze, diff, pair_record, plain_analysis, verify_summary
 from lucid_profiler.errors import NotComparableError
 from lucid_profiler.processes import by_run, match
 from lucid_profiler.reader import Report, read_report
@@ -34,6 +34,7 @@ from lucid_profiler.records import (
     State,
     Summary,
     Tool,
+    Wall,
     identity_digest,
 )
 from lucid_profiler.writer import Writer
@@ -606,6 +607,79 @@ def test_other_arms_need_no_replays(build: Build) -> None:
     assert got.verdict.decision == "better"
 
 
+def walls(native: str, captured: str, steps: tuple[int, int] = (120, 120)) -> dict[int, dict[str, Any]]:
+    """Return the changes that give each arm's runs walls of a source, and a number of seen steps."""
+    return {
+        run: {
+            "wall": Wall(source=(native, captured)[run % 2], begin_ns=0, end_ns=1),  # type: ignore[arg-type]
+            "agent": AgentHealth(loaded=True, num_processes=1, num_steps=steps[run % 2]),
+        }
+        for run in range(14)
+    }
+
+
+@pytest.mark.parametrize("different", [False, True])
+@pytest.mark.parametrize(
+    ("runs", "detail"),
+    [
+        (
+            walls("steps", "steps", (120, 10)),
+            "the wall spans 120 seen optimizer steps in native runs and 10 seen optimizer steps in captured runs",
+        ),
+        (
+            walls("steps", "steps", (1, 2)),
+            "the wall spans 1 seen optimizer step in native runs and 2 seen optimizer steps in captured runs",
+        ),
+        (
+            walls("fit", "process", (0, 0)),
+            "the wall spans fit() in native runs and the whole process in captured runs",
+        ),
+        (
+            walls("steps", "fit"),
+            "the wall spans 120 seen optimizer steps in native runs and fit() in captured runs",
+        ),
+        (
+            walls("steps", "steps") | dict(list(walls("fit", "steps", (9, 118)).items())[:4]),
+            (
+                "the wall spans fit() or 120 seen optimizer steps in native runs and 118 to 120 seen optimizer steps "
+                "in captured runs"
+            ),
+        ),
+    ],
+)
+def test_walls_of_unequal_work_have_no_verdict(
+    runs: Mapping[int, Mapping[str, Any]], detail: str, different: bool, build: Build
+) -> None:
+    """Walls of another source, or of another number of seen steps, say nothing about speed, whatever the arm is."""
+    arm = Arm(name="captured", different=different)
+    got = analyze(build(runs=runs, header={"arms": (Arm(name="native"), arm)}))
+    assert decision(got) == ("withheld", "walls_differ")
+    assert got.verdict.detail == detail
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        walls("steps", "steps"),
+        walls("fit", "fit", (120, 10)),
+        walls("process", "process", (3, 10)),
+        # What is in no statistic is asked nothing: the discarded pair.
+        walls("fit", "fit") | {0: {"wall": Wall(source="process", begin_ns=0, end_ns=1)}},
+    ],
+)
+def test_walls_of_the_same_span_are_compared(runs: Mapping[int, Mapping[str, Any]], build: Build) -> None:
+    """Steps that were not seen do not matter where the wall is not taken from them."""
+    assert decision(analyze(build(runs=runs))) == ("better", "interval_excludes_zero")
+
+
+def test_another_primary_metric_asks_for_no_wall(build: Build) -> None:
+    """Walls of unequal work are no reason against a verdict on something else."""
+    series = [(100.0, 120.0 + index) for index in range(6)]
+    runs = walls("steps", "steps", (120, 10))
+    report = build(metrics={"rate": (Metric(value=0, unit="1"), series)}, header={"primary": "rate"}, runs=runs)
+    assert decision(analyze(report)) == ("worse", "interval_excludes_zero")
+
+
 def test_reasons_come_in_their_order(build: Build, make_run: Callable[..., Run]) -> None:
     """Native differences come before captured ones, parity before the capture check, the number of pairs last."""
     idle = make_run(5, replays=0).capture
@@ -615,6 +689,10 @@ def test_reasons_come_in_their_order(build: Build, make_run: Callable[..., Run])
     assert analyze(build(**bad)).verdict.decision == "undecidable"
     assert analyze(build(states={5: {"weight": 4.0}}, runs=bad["runs"])).verdict.decision == "parity_failed"
     assert analyze(build(runs=bad["runs"])).verdict.reason == "no_replays"
+    unequal = walls("steps", "process")
+    unequal[5] |= bad["runs"][5]
+    assert analyze(build(runs=unequal)).verdict.reason == "no_replays"
+    assert analyze(build(FASTER[:2], runs=walls("steps", "process"))).verdict.reason == "walls_differ"
 
 
 def test_the_order_of_the_records_does_not_matter(build: Build) -> None:
@@ -631,7 +709,7 @@ def with_summary(report: Report, path: Path) -> Report:
         records: list[Record] = [report.header, *report.envs, *report.runs, *report.states, *report.pairs]
         for record in records:
             writer.write(record)
-        writer.write(Summary(analysis=asdict(analyze(report))))
+        writer.write(Summary(analysis=plain_analysis(analyze(report))))
         writer.write(End(status="complete", num_records=writer.num_records))
     return read_report(str(path), allow_partial=False)
 
@@ -642,7 +720,7 @@ def test_the_summary_follows_from_the_file(build: Build, tmp_path: Path) -> None
     report = with_summary(build(metrics=odd), tmp_path / "a.jsonl")
     assert verify_summary(report) == []
     assert report.summary is not None
-    assert jsonio.dumps(asdict(analyze(report))) == jsonio.dumps(report.summary.analysis)
+    assert jsonio.dumps(plain_analysis(analyze(report))) == jsonio.dumps(report.summary.analysis)
 
 
 def test_a_summary_that_says_something_else_is_found(build: Build, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +11,12 @@ from lucid_cli.reporters.difference_json import diff_json
 from lucid_cli.reporters.difference_tables import csv_table, markdown_tables
 from lucid_cli.reporters.difference_words import Compared
 from lucid_cli.reporters.tabular import csv_text, markdown
-from lucid_profiler.diff import DiffRow, diff, diff_each, try_each
+from lucid_profiler.diff import Difference, DiffRow, diff, refused, try_each
 from lucid_profiler.errors import NotComparableError
 from lucid_profiler.gates import judge_gate, parse_gate
 from lucid_profiler.kernels import KernelTable, Launches
 from lucid_profiler.reader import Report
-from lucid_profiler.records import Arm, Kernels, Metric
+from lucid_profiler.records import Arm, Kernels, Metric, Wall
 from support.paired_reports import Pairs, make_report
 
 WALL = Metric(value=None, unit="s")
@@ -159,6 +159,43 @@ def test_settings_data_and_schema_make_reports_incomparable(settings: dict[str, 
     assert [one.tier for one in diff(a, b, allow=[key]).identities] == ["allowed"]
 
 
+def with_walls(source: Literal["fit", "steps", "process"], *, last: Literal["fit", "steps", "process"]) -> Report:
+    """Return a report whose walls are of a source, and those of its last pair, which is left out, of another."""
+    made = report()
+    sources = [*[source] * (len(made.runs) - 2), last, last]
+    runs = [
+        replace(run, wall=Wall(source=one, begin_ns=0, end_ns=1)) for run, one in zip(made.runs, sources, strict=True)
+    ]
+    pairs = (*made.pairs[:-1], replace(made.pairs[-1], included=False))
+    return replace(made, runs=tuple(runs), pairs=pairs)
+
+
+def test_walls_of_another_source_make_reports_incomparable() -> None:
+    """The wall of a marked interval is no wall of steps; allowed by name, and asked of the statistics' runs alone."""
+    steps, marked = with_walls("steps", last="process"), with_walls("fit", last="steps")
+    with pytest.raises(NotComparableError) as caught:
+        diff(steps, marked)
+    assert caught.value.reasons == ("wall_source is steps in the first report and fit in the second",)
+    assert [one.tier for one in diff(steps, marked, allow=["wall_source"]).identities] == ["allowed"]
+    assert diff(steps, with_walls("steps", last="fit")).identities == ()
+
+
+def test_a_report_with_walls_of_unequal_work_is_better_than_none() -> None:
+    """Whatever the interval says, no row has a word, and a limit no verdict."""
+    unequal = report()
+    runs = [
+        replace(run, wall=Wall(source="fit" if run.run % 2 else "steps", begin_ns=0, end_ns=1)) for run in unequal.runs
+    ]
+    unequal = replace(unequal, runs=tuple(runs))
+    got = diff(unequal, unequal)
+    assert (got.decision, got.reason) == ("withheld", "the first report has no verdict: walls_differ")
+    assert [(one.verdict, one.reason) for one in got.rows] == [("not_comparable", "walls_differ")]
+    gate = judge_gate(parse_gate("wall<=+1%", "gate"), got)
+    assert (gate.status, gate.reason) == ("no_verdict", "walls_differ")
+    words = " ".join(render_compared([Compared(name="b", a=unequal, b=unequal, difference=got)]).split())
+    assert "not comparable, walls that span unequal work in one of the reports" in words
+
+
 def test_volatile_readings_and_minor_versions_never_count() -> None:
     """Temperature, load and boot time change from minute to minute; a minor version adds what may be ignored."""
     a, b = (report(volatile={"temperature": value, "boot_time": value}) for value in (1, 2))
@@ -181,10 +218,13 @@ def test_drift_that_explains_an_effect_takes_the_difference_back(side: int) -> N
 def test_several_reports_are_each_compared_with_the_first() -> None:
     """In their order, and what stands in the way of any is named with its file."""
     first, better, equal = report(), report(scaled(FASTER, other=0.95)), report()
-    assert [found.decision for _, found in diff_each(first, [better, equal])] == ["better", "inconclusive"]
+    both = [found for _, found in try_each(first, [better, equal]) if isinstance(found, Difference)]
+    assert [found.decision for found in both] == ["better", "inconclusive"]
     odd = replace(report(identity={"gpu_name": "H200"}), path="odd.jsonl")
-    with pytest.raises(NotComparableError, match=r"odd\.jsonl: gpu_name is not recorded in the first"):
-        diff_each(first, [better, odd])
+    error = refused(try_each(first, [better, odd]), has_paths=True)
+    assert error is not None
+    assert error.reasons == ("odd.jsonl: gpu_name is not recorded in the first report and H200 in the second",)
+    assert refused(try_each(first, [better, equal])) is None
 
 
 def test_every_arm_but_the_controls_is_compared() -> None:
@@ -195,7 +235,9 @@ def test_every_arm_but_the_controls_is_compared() -> None:
         Arm(name="again", control=True),
     )
     both = [report(header={"arms": arms}) for _ in range(2)]
-    assert [found.analysis_b.other for _, found in diff_each(both[0], both[1:])] == ["captured"]
+    ((_, found),) = try_each(both[0], both[1:])
+    assert isinstance(found, Difference)
+    assert found.analysis_b.other == "captured"
 
 
 values = st.one_of(

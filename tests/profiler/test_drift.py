@@ -17,6 +17,7 @@ from lucid_profiler.drift import (
     PairedLogs,
     WarningCode,
     find_warnings,
+    order_untested,
     slope_per_run,
 )
 from lucid_profiler.pairs import paired_effect
@@ -127,6 +128,18 @@ def test_the_order_effect_is_students_test() -> None:
         pairs = [replace(pair, other=pair.other + 0.004 * (pair.distance > 0)) for pair in noise(seed)]
         sides = [[pair.effect for pair in pairs if (pair.distance > 0) is first] for first in (True, False)]
         assert ("order_effect" in warned(pairs)) is bool(stats.ttest_ind(*sides).pvalue < WARNING_ALPHA)
+
+
+@pytest.mark.parametrize(
+    ("num_pairs", "abba", "expected"),
+    [(2, False, None), (3, True, (2, 1)), (3, False, (3, 0)), (4, True, None), (6, False, (6, 0))],
+)
+def test_an_order_that_cannot_be_tested_is_told(num_pairs: int, abba: bool, expected: tuple[int, int] | None) -> None:
+    """From three pairs on, where fewer than two began with one of the arms; with two of each there is a test."""
+    walls = [[0.0] * num_pairs, [0.02] * num_pairs]
+    found = order_untested(in_order(*walls, abba=abba))
+    numbers = found and (found.numbers["num_base_first"], found.numbers["num_other_first"])
+    assert numbers == expected
 
 
 def test_the_outlying_pair_is_the_leave_one_out_test() -> None:

@@ -9,7 +9,7 @@ import functools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from scipy import stats
@@ -18,7 +18,7 @@ from tools.bench.simulated import ALPHA, Order, Setting, Tally, assess, simulate
 from lucid_cli.reporters.sentences import verdict_sentence, warning_sentence
 from lucid_cli.reporters.table import render_report
 from lucid_profiler import jsonio
-from lucid_profiler.compare import analyze, pair_record, verify_summary
+from lucid_profiler.compare import analyze, pair_record, plain_analysis, verify_summary
 from lucid_profiler.pairs import moments, welch_interval
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Arm, Header, Metric, Run, State, Summary
@@ -231,7 +231,7 @@ def test_old_summaries_need_no_warnings(
 ) -> None:
     """A summary of paired/1 is whole without warnings; one of paired/2 is not."""
     report = whole(one_sided, method)
-    plain = jsonio.loads(jsonio.dumps(asdict(analyze(report))))
+    plain = jsonio.loads(jsonio.dumps(plain_analysis(analyze(report))))
     assert verify_summary(replace(report, summary=Summary(analysis=plain))) == []
     del plain["warnings"]
     found = verify_summary(replace(report, summary=Summary(analysis=plain)))

@@ -50,6 +50,17 @@ def test_the_table_of_a_fit_has_medians_ranges_and_the_ratio(report: Report) -> 
     assert "| 120.850 (120.542\N{EN DASH}122.793) | 108.750 (108.123\N{EN DASH}110.967) | 0.8999 |" in lines[2]
 
 
+def test_a_metric_that_some_pairs_lack_says_of_how_many_it_is(report: Report) -> None:
+    """The head counts all pairs."""
+    missing = Metric(value=None, unit="s", reason="gap")
+    changed = with_runs(
+        report, lambda run: replace(run, metrics={**run.metrics, **({"wall": missing} if run.pair > 1 else {})})
+    )
+    lines = TABLES["fit"](changed)
+    assert lines[0].startswith("| 5 pairs |")
+    assert lines[2].startswith("| wall, s, median (range) of 2 pairs |")
+
+
 def test_the_paired_figures_have_the_change_of_all_pairs_and_of_each(report: Report) -> None:
     """Median, smallest and largest, interval; then seconds and change a pair."""
     lines = TABLES["paired"](compared(report))
@@ -86,6 +97,14 @@ def test_values_that_are_no_tensors_are_counted_too(report: Report) -> None:
         for state in report.states
     )
     assert TABLES["parity"](compared(replace(report, states=states)))[2].startswith("| model | 0 + 2 | equal |")
+
+
+def test_one_native_run_agrees_with_no_other(report: Report) -> None:
+    """With a second one it does."""
+    of_all, of_one = (
+        TABLES["parity"](compared(replace(report, pairs=pairs))) for pairs in (report.pairs, report.pairs[:1])
+    )
+    assert (of_all[2].strip("| ").split(" | ")[-1], of_one[2].strip("| ").split(" | ")[-1]) == ("yes", "-")
 
 
 def test_of_another_computation_no_parity_is_shown(report: Report) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from lucid_profiler.blocks import unpaired_runs
 from lucid_profiler.controls import control_warning
-from lucid_profiler.drift import AnalysisWarning, find_warnings
+from lucid_profiler.drift import AnalysisWarning, find_warnings, order_untested
 from lucid_profiler.metrics import MetricAnalysis, analyze_metric, metric_names, paired_logs
 from lucid_profiler.pairing import (
     arm_names,
@@ -24,13 +24,25 @@ from lucid_profiler.pairing import (
 from lucid_profiler.parity import Parity, check_parity
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Pair, Run
-from lucid_profiler.verdict import CaptureCheck, CaptureClaim, Comparison, Verdict, check_capture, judge
+from lucid_profiler.verdict import CaptureCheck, CaptureClaim, Comparison, Verdict, WallClaim, check_capture, judge
 
-__all__ = ["Analysis", "ExcludedPair", "analyze", "analyze_all", "included_pairs", "pair_record", "plain_analysis"]
+__all__ = [
+    "Analysis",
+    "ExcludedPair",
+    "analyze",
+    "analyze_all",
+    "included_pairs",
+    "pair_record",
+    "plain_analysis",
+    "unasked_runs",
+]
 
 WITHOUT_WARNINGS = frozenset({"paired/1"})
 """Methods whose verdicts know no warnings, and whose summaries need not list them."""
 _UNSAID = ("is_control", "is_different")
+_WALL = "wall"
+_UNTESTED = "order_untested"
+_CHANGED = "changed"
 _CAPTURE_VARIABLE = "LUCID_CAPTURE_UPDATES"
 _CLAIMS_BY_VALUE = {"0": False, "1": True}
 _CLAIMS_BY_NAME = {"native": False, "captured": True}
@@ -63,8 +75,8 @@ class Analysis:
     capture: dict[str, CaptureCheck]
     """By arm, over the included pairs."""
     parity: Parity
-    """Over all successful runs, those of discarded and excluded pairs too; of the base alone if the other arm is a
-    control or computes something else."""
+    """Over all successful runs, those of discarded and excluded pairs too, but for `unasked_runs`; of the base alone if
+    the other arm is a control or computes something else."""
     verdict: Verdict
     warnings: tuple[AnalysisWarning, ...] = ()
     """Of the primary metric, over the included pairs."""
@@ -98,7 +110,8 @@ def analyze(report: Report, other: str | None = None) -> Analysis:
     included = [(runs[pair.runs[0]], runs[pair.runs[1]]) for pair, reasons in measured if not reasons]
     alpha, primary = report.header.alpha, report.header.primary
     metrics = {name: analyze_metric(name, included, alpha=alpha) for name in metric_names(included)}
-    capture = {name: check_capture(pair[side] for pair in included) for side, name in enumerate(arms)}
+    runs_of = {name: [pair[side] for pair in included] for side, name in enumerate(arms)}
+    capture = {name: check_capture(used) for name, used in runs_of.items()}
     warnings = _warnings(report, metrics.get(primary), included)
     if kind != "control":
         warnings += _control_warnings(report)
@@ -117,7 +130,7 @@ def analyze(report: Report, other: str | None = None) -> Analysis:
             metrics.get(primary),
             name=primary,
             num_included=len(included),
-            claims=list(_claims(report, capture)),
+            claims=[*_claims(report, capture), *([WallClaim(runs_of)] if primary == _WALL else [])],
             parity=parity,
             alpha=alpha,
             warnings=() if report.header.method in WITHOUT_WARNINGS else warnings,
@@ -139,9 +152,23 @@ def _claims(report: Report, capture: Mapping[str, CaptureCheck]) -> Iterator[Cap
 
 
 def plain_analysis(analysis: Analysis) -> dict[str, Any]:
-    """Return an analysis as plain data, as a summary holds it; what an arm is not goes unsaid."""
+    """Return an analysis as plain data, as a summary holds it.
+
+    What an arm is not goes unsaid, and so does which rule had too few pairs: the pairs themselves say it.
+    """
     plain = asdict(analysis)
+    plain["warnings"] = [warning for warning in plain["warnings"] if warning["code"] != _UNTESTED]
     return {name: value for name, value in plain.items() if value or name not in _UNSAID}
+
+
+def unasked_runs(report: Report) -> set[int]:
+    """Return the runs whose states are not compared: those of pairs that were cut off, and `changed` ones left out.
+
+    Under other versions or flags than its arm's first run had a run may well end in another state. What bends times
+    alone, such as heat, leaves states to be compared.
+    """
+    changed = [run for run in report.runs if _CHANGED in run.taints] if _CHANGED in report.header.taints else []
+    return {run.run for run in (*changed, *unpaired_runs(report))}
 
 
 def _warnings(
@@ -150,7 +177,12 @@ def _warnings(
     """Return the warnings of the primary metric; exact ones have no noise, and no effect has nothing to warn of."""
     if metric is None or metric.exact or metric.effect is None:
         return ()
-    return find_warnings(paired_logs(report.header.primary, included), metric.effect, alpha=report.header.alpha)
+    pairs = paired_logs(report.header.primary, included)
+    untested = order_untested(pairs)
+    return (
+        *find_warnings(pairs, metric.effect, alpha=report.header.alpha),
+        *(() if untested is None else (untested,)),
+    )
 
 
 def _control_warnings(report: Report) -> tuple[AnalysisWarning, ...]:
@@ -167,12 +199,12 @@ def _control_warnings(report: Report) -> tuple[AnalysisWarning, ...]:
 def _parity(report: Report, kind: Comparison, pairs: Sequence[Pair]) -> Parity:
     """Compare states: base runs and controls, and the pairs where the other arm should compute the same."""
     repeats = {arm.name for index, arm in enumerate(report.header.arms) if index == 0 or arm.control}
-    cut_off = {run.run for run in unpaired_runs(report)}
+    unasked = unasked_runs(report)
     return check_parity(
         report.states,
         base_runs=[
-            run.run for run in report.runs if run.arm in repeats and run.status == "ok" and run.run not in cut_off
+            run.run for run in report.runs if run.arm in repeats and run.status == "ok" and run.run not in unasked
         ],
-        pairs=[pair.runs for pair in pairs] if kind == "same" else [],
+        pairs=[pair.runs for pair in pairs if not unasked.intersection(pair.runs)] if kind == "same" else [],
         arms={run.run: run.arm for run in report.runs},
     )

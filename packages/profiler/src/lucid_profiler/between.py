@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Literal
 
 from lucid_profiler.pairs import MAX_PAIRS_NEEDED, Moments, WelchInterval, log_ratio, moments, welch_interval
-from lucid_profiler.records import Better, Run
+from lucid_profiler.records import Better
 
 __all__ = [
     "ROUNDING",
@@ -25,7 +25,6 @@ __all__ = [
     "judged",
     "margin_logs",
     "measured_interval",
-    "paired_values",
     "pairs_needed_each",
     "ratio_order",
 ]
@@ -42,17 +41,6 @@ class Judgement:
 
     verdict: RowVerdict
     reason: str
-
-
-def paired_values(name: str, pairs: Sequence[tuple[Run, Run]]) -> list[tuple[Number, Number]]:
-    """Return one metric of the pairs in which both runs have a finite value, base first."""
-    values = [(_value(base, name), _value(other, name)) for base, other in pairs]
-    return [(base, other) for base, other in values if base is not None and other is not None]
-
-
-def _value(run: Run, name: str) -> Number | None:
-    value = run.metrics[name].value if name in run.metrics else None
-    return value if value is not None and abs(value) <= sys.float_info.max else None
 
 
 def effects(values: Sequence[tuple[Number, Number]]) -> list[float] | None:

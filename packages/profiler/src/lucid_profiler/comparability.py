@@ -1,7 +1,7 @@
 """Whether two reports measure the same thing: what of their circumstances differs, and what of that forbids comparing.
 
 Circumstances are the header's plan, the identities of its environments, the settings that a script handed over and the
-digest of its data. Readings that change from minute to minute are in none of them.
+digest of its data, and where the walls come from. Readings that change from minute to minute are in none of them.
 """
 
 from collections.abc import Collection, Iterator
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lucid_profiler import jsonio
+from lucid_profiler.pairing import included_pairs
 from lucid_profiler.reader import Report
-from lucid_profiler.records import Arm
+from lucid_profiler.records import Arm, Wall
 
 __all__ = [
     "DATA_PART",
@@ -123,6 +124,8 @@ def _facts(report: Report) -> Iterator[tuple[str, Any]]:
     yield "taints", sorted(header.taints)
     yield "pairs", header.pairs
     yield "order", header.order
+    for wall in _walls(report):
+        yield "wall_source", wall.source
     for run in report.runs:
         for name, metric in run.metrics.items():
             yield f"unit:{name}", [metric.unit, metric.better]
@@ -133,6 +136,12 @@ def _facts(report: Report) -> Iterator[tuple[str, Any]]:
             yield from ((f"{SETTINGS_PART}.{name}", value) for name, value in state.values.items())
         elif state.part == DATA_PART:
             yield DATA_PART, state.digest
+
+
+def _walls(report: Report) -> Iterator[Wall]:
+    """Yield the walls of the runs that the statistics use; another interval of the same work is another quantity."""
+    for arm in report.header.arms[1:]:
+        yield from (run.wall for pair in included_pairs(report, arm.name) for run in pair if run.wall is not None)
 
 
 def _identity_value(key: str, value: Any) -> Any:

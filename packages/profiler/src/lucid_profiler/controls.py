@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from lucid_profiler.drift import MIN_PAIRS, RESOLUTION, WARNING_WORDS, AnalysisWarning
+from lucid_profiler.drift import RESOLUTION, WARNING_WORDS, AnalysisWarning
 from lucid_profiler.metrics import MetricAnalysis
+from lucid_profiler.pairs import MIN_PAIRS
 
 __all__ = ["control_warning"]
 
@@ -23,7 +24,7 @@ def control_warning(metric: MetricAnalysis, warnings: Sequence[AnalysisWarning])
     effect = metric.effect
     numbers: dict[str, float] = {"num_pairs": metric.base.n}
     if effect is not None and effect.t_low is not None and effect.t_high is not None:
-        numbers |= {"effect": effect.median, "low": effect.t_low, "high": effect.t_high}
+        numbers |= {"effect": effect.mean, "low": effect.t_low, "high": effect.t_high}
     return AnalysisWarning(code="control_differs", words=WARNING_WORDS["control_differs"], numbers=numbers)
 
 

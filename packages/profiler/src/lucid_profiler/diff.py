@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lucid_profiler.analysis import Analysis, analyze, included_pairs
-from lucid_profiler.between import paired_values
 from lucid_profiler.comparability import IdentityDifference, described, identity_differences, lost_metric
 from lucid_profiler.counters import counter_names, counter_pairs
 from lucid_profiler.diff_rows import Canary, DiffRow, compare_values
 from lucid_profiler.errors import NotComparableError
-from lucid_profiler.metrics import analyze_metric
+from lucid_profiler.metrics import analyze_metric, paired_values
+from lucid_profiler.pairs import MIN_PAIRS
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Run
-from lucid_profiler.verdict import MIN_PAIRS
 
 __all__ = [
     "CANARY_LIMIT",
@@ -27,7 +26,6 @@ __all__ = [
     "IdentityDifference",
     "Refusal",
     "diff",
-    "diff_each",
     "refused",
     "try_each",
 ]
@@ -152,28 +150,6 @@ def diff(
     return found
 
 
-def diff_each(
-    first: Report,
-    others: Sequence[Report],
-    allow: Collection[str] = (),
-    *,
-    margins: Mapping[str, float] | None = None,
-    canary_limit: float = CANARY_LIMIT,
-) -> tuple[tuple[Report, Difference], ...]:
-    """Compare each of several reports with the first one, in every arm but the controls.
-
-    Arguments and errors are those of `diff`; the differences come with the report that is compared.
-
-    Raises:
-        NotComparableError: If one of them or several cannot be compared; of several, the reasons name their files.
-        ValueError: As `diff` does.
-    """
-    tried = try_each(first, others, allow, margins=margins, canary_limit=canary_limit)
-    if (error := refused(tried, has_paths=len(others) > 1)) is not None:
-        raise error
-    return tuple((other, found) for other, found in tried if isinstance(found, Difference))
-
-
 def try_each(
     first: Report,
     others: Sequence[Report],
@@ -182,9 +158,10 @@ def try_each(
     margins: Mapping[str, float] | None = None,
     canary_limit: float = CANARY_LIMIT,
 ) -> tuple[tuple[Report, Difference | Refusal], ...]:
-    """Compare what can be compared: as `diff_each`, with a refusal in the place of what cannot.
+    """Compare each of several reports with the first one, in every arm but the controls.
 
-    A report that is refused in all of its arms for the same reasons is refused once.
+    Arguments are those of `diff`; each difference comes with the report that is compared, and so does the refusal of
+    what cannot be. A report that is refused in all of its arms for the same reasons is refused once.
 
     Raises:
         ValueError: As `diff` does.

@@ -2,7 +2,8 @@
 
 Everything works on logarithms of one metric, each with the number of its run, which is its place in time. A rule warns
 and leaves nothing out. Each is a test at `WARNING_ALPHA`, or has a limit far above what independent noise shows, so
-that all of them together seldom speak without a cause; docs/statistics.md has their measured rates.
+that all of them together seldom speak without a cause; docs/statistics.md has their measured rates. Two are apart:
+`drift_explains` asks at the rate of the verdict that it takes back, and `order_untested` says what could not be asked.
 """
 
 import math
@@ -11,11 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from lucid_profiler.pairs import PairedEffect, moments, student_t_quantile
+from lucid_profiler.pairs import MIN_PAIRS, PairedEffect, moments, student_t_quantile
 
 __all__ = [
     "GAP_LIMIT",
-    "MIN_PAIRS",
     "RESOLUTION",
     "WARNING_ALPHA",
     "WARNING_WORDS",
@@ -24,21 +24,29 @@ __all__ = [
     "Slope",
     "WarningCode",
     "find_warnings",
+    "order_untested",
     "slope_per_run",
 ]
 
 WARNING_ALPHA = 0.01
-"""Two-sided rate at which a test below warns of independent noise: five rules together stay near 5 %."""
+"""Two-sided rate at which a test below warns of independent noise; all rules together warn of about 3 %."""
 GAP_LIMIT = 6.0
 """Gap between two groups of runs, in deviations within the groups."""
-MIN_PAIRS = 3
+_MIN_PAIRS_OF_ORDER = 2
 MIN_PAIRS_FOR_GAP = 4
 """Reports of normal noise show a gap beyond the limit: with three pairs 3.6 %, four 1.0 %, five 0.2 %, six 0.03 %."""
 RESOLUTION = 1e-6
 """A logarithm below which nothing is worth a warning: rounding can make equal runs differ by less."""
 
 WarningCode = Literal[
-    "drift", "step", "two_modes", "order_effect", "outlying_pair", "drift_explains", "control_differs"
+    "drift",
+    "step",
+    "two_modes",
+    "order_effect",
+    "outlying_pair",
+    "drift_explains",
+    "control_differs",
+    "order_untested",
 ]
 
 WARNING_WORDS: dict[WarningCode, str] = {
@@ -49,6 +57,7 @@ WARNING_WORDS: dict[WarningCode, str] = {
     "outlying_pair": "one pair is far from the others",
     "drift_explains": "one arm ran later than the other on average, and drift may be what made the difference",
     "control_differs": "the base differs from itself: the machine shows a difference where there is none",
+    "order_untested": "too few pairs began with one of the arms to test what a first run leaves to the second",
 }
 
 
@@ -120,6 +129,17 @@ def find_warnings(
     return tuple(warning for warning in found if warning is not None)
 
 
+def order_untested(pairs: Sequence[PairedLogs]) -> AnalysisWarning | None:
+    """Warn if fewer than two of at least three pairs began with one of the arms, so that no order effect is looked for.
+
+    What a first run leaves to the second, such as heat, then counts as an effect of the arm that mostly came second.
+    """
+    num_base_first, num_other_first = map(len, _by_order(pairs))
+    if len(pairs) < MIN_PAIRS or min(num_base_first, num_other_first) >= _MIN_PAIRS_OF_ORDER:
+        return None
+    return _warning("order_untested", num_base_first=num_base_first, num_other_first=num_other_first)
+
+
 def slope_per_run(pairs: Sequence[PairedLogs]) -> Slope:
     """Fit one line through all runs in time order, each arm with a level of its own (least squares).
 
@@ -151,9 +171,8 @@ def _drift(pairs: Sequence[PairedLogs], slope: Slope) -> AnalysisWarning | None:
 
 def _order_effect(pairs: Sequence[PairedLogs]) -> AnalysisWarning | None:
     """Warn if pairs that began with the base differ from the others by Student's test at `WARNING_ALPHA`."""
-    base_first = [pair.effect for pair in pairs if pair.distance > 0]
-    other_first = [pair.effect for pair in pairs if pair.distance < 0]
-    if min(len(base_first), len(other_first)) < 2:
+    base_first, other_first = _by_order(pairs)
+    if min(len(base_first), len(other_first)) < _MIN_PAIRS_OF_ORDER:
         return None
     a, b = moments(base_first), moments(other_first)
     df = a.n + b.n - 2
@@ -163,6 +182,11 @@ def _order_effect(pairs: Sequence[PairedLogs]) -> AnalysisWarning | None:
     if abs(difference) <= max(half, RESOLUTION):
         return None
     return _warning("order_effect", difference=difference, num_base_first=a.n, num_other_first=b.n)
+
+
+def _by_order(pairs: Sequence[PairedLogs]) -> tuple[list[float], list[float]]:
+    """Return the effects of the pairs that began with the base, and of the others."""
+    return [pair.effect for pair in pairs if pair.distance > 0], [pair.effect for pair in pairs if pair.distance < 0]
 
 
 def _outlying_pair(pairs: Sequence[PairedLogs]) -> AnalysisWarning | None:

@@ -157,22 +157,18 @@ def without_verdict(gate: Gate, reason: str) -> GateResult:
 
 def _in_unit(gate: Gate, interval: WelchInterval) -> tuple[float, float]:
     if gate.unit == "%":
-        low, high = (100 * math.expm1(min(end, 700.0)) if end < math.inf else end for end in _ends(interval))
+        ends = (interval.low, interval.high)
+        low, high = (100 * math.expm1(min(end, 700.0)) if end < math.inf else end for end in ends)
         return low, high
     scale = _UNITS[gate.unit][1]
     return interval.low / scale, interval.high / scale
 
 
-def _ends(interval: WelchInterval) -> tuple[float, float]:
-    return interval.low, interval.high
-
-
 def _status(gate: Gate, interval: WelchInterval) -> tuple[GateStatus, str]:
     size = gate.size
     room = ROUNDING * max(1.0, abs(size)) if math.isfinite(size) else 0.0
-    low, high = _ends(interval)
-    is_within = high <= size + room if gate.is_upper else low >= size - room
-    is_past = low > size + room if gate.is_upper else high < size - room
+    is_within = interval.high <= size + room if gate.is_upper else interval.low >= size - room
+    is_past = interval.low > size + room if gate.is_upper else interval.high < size - room
     if is_within:
         return "passed", "whole_interval_within"
     if is_past:

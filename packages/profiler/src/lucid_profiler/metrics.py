@@ -12,7 +12,16 @@ from lucid_profiler.drift import PairedLogs
 from lucid_profiler.pairs import PairedEffect, log_ratio, paired_effect
 from lucid_profiler.records import Better, Metric, Run
 
-__all__ = ["ArmSummary", "Change", "MetricAnalysis", "analyze_metric", "metric_names", "paired_logs", "run_effect"]
+__all__ = [
+    "ArmSummary",
+    "Change",
+    "MetricAnalysis",
+    "analyze_metric",
+    "metric_names",
+    "paired_logs",
+    "paired_values",
+    "run_effect",
+]
 
 Change = Literal["better", "worse", "lower", "higher", "no_change", "new", "mixed", "inconclusive", "unknown"]
 Number = float | int
@@ -63,6 +72,12 @@ def run_effect(base: Run, other: Run, name: str) -> float | None:
     return None if values[0] is None or values[1] is None else log_ratio(values[0], values[1])
 
 
+def paired_values(name: str, pairs: Sequence[tuple[Run, Run]]) -> list[tuple[Number, Number]]:
+    """Return one metric of the pairs in which both runs have a finite value, base first."""
+    values = [(_value(base.metrics.get(name)), _value(other.metrics.get(name))) for base, other in pairs]
+    return [(base, other) for base, other in values if base is not None and other is not None]
+
+
 def paired_logs(name: str, pairs: Sequence[tuple[Run, Run]]) -> list[PairedLogs]:
     """Return the logarithms of one metric with the places of their runs, for the pairs in which both have one."""
     found = []
@@ -79,8 +94,7 @@ def paired_logs(name: str, pairs: Sequence[tuple[Run, Run]]) -> list[PairedLogs]
 def analyze_metric(name: str, pairs: Sequence[tuple[Run, Run]], *, alpha: float) -> MetricAnalysis:
     """Analyse one metric over included pairs of (base, other) runs, at least one of which records it."""
     metric = next(run.metrics[name] for pair in pairs for run in pair if name in run.metrics)
-    all_values = [(_value(base.metrics.get(name)), _value(other.metrics.get(name))) for base, other in pairs]
-    values = [(base, other) for base, other in all_values if base is not None and other is not None]
+    values = paired_values(name, pairs)
     effect, reason = _effect(values, alpha)
     reasons = [_reason(run.metrics.get(name)) for pair in pairs for run in pair]
     base, other = _summarize([pair[0] for pair in values]), _summarize([pair[1] for pair in values])

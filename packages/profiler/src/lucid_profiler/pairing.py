@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from lucid_profiler.metrics import metric_names, run_effect
-from lucid_profiler.parity import first_state_difference
+from lucid_profiler.parity import check_parity
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Arm, Pair, PairParity, Run
 
@@ -41,8 +41,8 @@ def pair_record(report: Report, base: Run, other: Run) -> Pair:
     if failed or arm_of(report, other.arm).different:
         parity = PairParity(status="not_observed")
     else:
-        status, difference = first_state_difference(report.states, runs, arms)
-        parity = PairParity(status=status, difference=difference.text if difference else None)
+        found = check_parity(report.states, base_runs=[], pairs=[runs], arms=arms)
+        parity = PairParity(status=found.status, difference=found.difference.text if found.difference else None)
     return Pair(
         pair=base.pair,
         runs=runs,

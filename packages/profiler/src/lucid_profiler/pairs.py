@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "MIN_PAIRS",
     "Moments",
     "PairedEffect",
     "WelchInterval",
@@ -25,7 +26,8 @@ __all__ = [
 
 ALL_EQUAL = "all values are equal: the interval has no width and says nothing about rare differences"
 MAX_PAIRS_NEEDED = 100_000
-_MIN_PAIRS = 3
+MIN_PAIRS = 3
+"""Fewer pairs give no verdict and no warning: with two, Student's t has a single degree of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ def pairs_needed(mean: float, sd: float, alpha: float = 0.05) -> int | None:
         return None
     # The normal quantile is below Student's, so this many pairs or more are needed.
     floor = (statistics.NormalDist().inv_cdf(1 - alpha / 2) * sd / abs(mean)) ** 2
-    n = max(_MIN_PAIRS, math.floor(min(floor, MAX_PAIRS_NEEDED + 1)))
+    n = max(MIN_PAIRS, math.floor(min(floor, MAX_PAIRS_NEEDED + 1)))
     while n <= MAX_PAIRS_NEEDED:
         if _half_width(n, sd, alpha) < abs(mean):
             return n

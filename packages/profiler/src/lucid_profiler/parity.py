@@ -11,14 +11,7 @@ from lucid_profiler.digest import first_difference
 from lucid_profiler.processes import Processes, by_run, match
 from lucid_profiler.records import ParityStatus, State
 
-__all__ = [
-    "KNOWN_PARTS",
-    "Parity",
-    "PartParity",
-    "StateDifference",
-    "check_parity",
-    "first_state_difference",
-]
+__all__ = ["KNOWN_PARTS", "Parity", "PartParity", "StateDifference", "check_parity"]
 
 KNOWN_PARTS = ("parameters", "optimizer_state", "model", "optimizer", "scheduler", "ema", "losses", "metrics")
 
@@ -114,19 +107,6 @@ def check_parity(
                 num_base_runs=num_base_runs,
             )
     return Parity(status="not_observed", covered=(), parts=parts)
-
-
-def first_state_difference(
-    states: Iterable[State], runs: tuple[int, int], arms: Mapping[int, str] | None = None
-) -> tuple[ParityStatus, StateDifference | None]:
-    """Compare two runs over every part that either recorded."""
-    of_runs = by_run(state for state in states if state.run in runs)
-    observed = {part for of in of_runs.values() for parts in of.values() for part in parts}
-    names = [*(name for name in KNOWN_PARTS if name in observed), *sorted(observed - set(KNOWN_PARTS))]
-    comparison = _compare(runs, of_runs, arms)
-    if first := _first(_difference(name, comparison) for name in names):
-        return "different", first
-    return ("equal" if names else "not_observed"), None
 
 
 def _compare(runs: tuple[int, int], of_runs: Mapping[int, Processes], arms: Mapping[int, str] | None) -> _Comparison:

@@ -51,7 +51,8 @@ __all__ = [
 
 SCHEMA = "lucid.report/1.0"
 # Controls, taints, `different` arms and resumes came later and need no new method: each of their rules asks for a field
-# or record that a file must hold first, so no file of before comes to another verdict.
+# or record that a file must hold first, so no file of before comes to another verdict. Walls that do not span the same
+# work have none since; what they had before was never one.
 METHOD = "paired/2"
 KNOWN_METHODS = ("paired/1", METHOD)
 TAINTS = ("throttled", "foreign", "suspended", "changed")
@@ -271,6 +272,8 @@ class Run:
     """How the sampling beside it went; None in files that were written before there was any."""
     taints: tuple[str, ...] = field(default=(), metadata=_OPTIONAL)
     """Those of `TAINTS` that were found: by what watched the run, or by holding it against those before it."""
+    identity_digest: str = field(default="", metadata=_OPTIONAL)
+    """Of the process's `Env`, which may stand with an earlier run; empty where nothing was seen of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,17 @@
 """The verdict on one report: a speed claim only where enough pairs, parity and the capture counters allow one."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from lucid_profiler.drift import AnalysisWarning, WarningCode
 from lucid_profiler.metrics import MetricAnalysis
-from lucid_profiler.pairs import pairs_needed
+from lucid_profiler.pairs import MIN_PAIRS, pairs_needed
 from lucid_profiler.parity import Parity
 from lucid_profiler.records import Run
 
-__all__ = ["MIN_PAIRS", "CaptureCheck", "CaptureClaim", "Comparison", "Decision", "Verdict", "check_capture", "judge"]
-
-MIN_PAIRS = 3
-"""Fewer pairs give no verdict: with two, Student's t has a single degree of freedom."""
+__all__ = ["CaptureCheck", "CaptureClaim", "Comparison", "Decision", "Verdict", "WallClaim", "check_capture", "judge"]
 
 _TAKE_BACK: tuple[WarningCode, ...] = ("drift_explains", "control_differs")
 """Warnings that make better and worse inconclusive."""
@@ -50,13 +47,24 @@ class CaptureClaim(NamedTuple):
     check: CaptureCheck
 
 
+class WallClaim(NamedTuple):
+    """That the walls of all runs in the statistics span the same.
+
+    A wall that is taken from optimizer steps ends with the last one that was seen. Steps that call no optimizer, as in
+    a replayed graph that holds them, are in no such wall: where their numbers differ, the walls are of unequal work.
+    """
+
+    runs: Mapping[str, Sequence[Run]]
+    """By arm."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The answer, or why there is none."""
 
     decision: Decision
     reason: str
-    """A code, such as `interval_excludes_zero` or `no_replays`."""
+    """A code, such as `interval_excludes_zero`, `no_replays` or `walls_differ`."""
     detail: str | None = None
     """What is behind the code, in words."""
     metric: str
@@ -99,7 +107,7 @@ def judge(
     *,
     name: str,
     num_included: int,
-    claims: Sequence[CaptureClaim],
+    claims: Sequence[CaptureClaim | WallClaim],
     parity: Parity,
     alpha: float,
     warnings: Sequence[AnalysisWarning] = (),
@@ -108,13 +116,13 @@ def judge(
     """Return the verdict on the primary metric.
 
     What speaks against the claim itself comes before what is merely missing: differing states, then the absence of
-    pairs, of observed states and of replays, and only then the number of pairs.
+    pairs, of observed states and of replays, then walls of unequal work, and only then the number of pairs.
 
     Args:
         metric: Its analysis, None if no included run records it.
         name: Its name.
         num_included: Pairs in the statistics.
-        claims: What arms are said to do about captures; of others nothing is asked.
+        claims: What arms are said to do about captures, and that walls are comparable; else nothing is asked.
         parity: Of the runs.
         alpha: Two-sided rate of false verdicts.
         warnings: Of the primary metric; `drift_explains` and `control_differs` take better and worse back.
@@ -181,7 +189,13 @@ def _check_presence(parity: Parity, num_included: int, kind: Comparison) -> _Out
     return None
 
 
-def _check_claims(claims: Sequence[CaptureClaim]) -> _Outcome | None:
+def _check_claims(claims: Sequence[CaptureClaim | WallClaim]) -> _Outcome | None:
+    captures = [claim for claim in claims if isinstance(claim, CaptureClaim)]
+    walls = [claim for claim in claims if isinstance(claim, WallClaim)]
+    return _check_captures(captures) or next(filter(None, map(_check_walls, walls)), None)
+
+
+def _check_captures(claims: Sequence[CaptureClaim]) -> _Outcome | None:
     for arm, is_captured, check in sorted(claims, key=lambda claim: not claim.is_captured):
         if is_captured and check.num_replaying < check.num_runs:
             num_native = check.num_runs - check.num_replaying
@@ -192,6 +206,30 @@ def _check_claims(claims: Sequence[CaptureClaim]) -> _Outcome | None:
             detail = f"{check.num_replaying} of {check.num_runs} {arm} runs replayed graphs"
             return "withheld", "native_replayed", detail
     return None
+
+
+def _check_walls(claim: WallClaim) -> _Outcome | None:
+    spans = {arm: sorted({_span(run) for run in runs}) for arm, runs in claim.runs.items()}
+    if len({span for found in spans.values() for span in found}) <= 1:
+        return None
+    listed = " and ".join(f"{_span_words(found)} in {arm} runs" for arm, found in spans.items())
+    return "withheld", "walls_differ", f"the wall spans {listed}"
+
+
+def _span(run: Run) -> tuple[str, int]:
+    """Return where a run's wall comes from, and of how many optimizer steps it is where it is of these."""
+    source = "" if run.wall is None else run.wall.source
+    return source, run.agent.num_steps if source == "steps" else 0
+
+
+def _span_words(spans: Sequence[tuple[str, int]]) -> str:
+    names = {"fit": "fit()", "process": "the whole process", "": "an unknown time"}
+    nums = [num for source, num in spans if source == "steps"]
+    words = [names[source] for source, _ in spans if source != "steps"]
+    if nums:
+        steps = f"{nums[0]}" if len(nums) == 1 else f"{nums[0]} to {nums[-1]}"
+        words.append(f"{steps} seen optimizer step{'' if nums == [1] else 's'}")
+    return " or ".join(words)
 
 
 def _check_warnings(metric: MetricAnalysis | None, warnings: Sequence[AnalysisWarning]) -> _Outcome | None:

@@ -24,7 +24,7 @@ NO_VERDICT = 5
 INCONCLUSIVE = 6
 _FORMATS = ("table", "json", "markdown", "csv")
 _HEADER_KEYS = (
-    *("schema", "method", "command", "primary", "arms", "controls", "alpha"),
+    *("schema", "method", "command", "primary", "arms", "controls", "alpha", "wall_source"),
     *("rules", "taints", "pairs", "order", "data"),
 )
 

@@ -21,6 +21,7 @@ _REASONS = {
     "no_difference": "the effects are equal",
     "drift_explains": "drift explains what one of the reports shows",
     "control_differs": "a control of one of the reports differs from its base",
+    "walls_differ": "walls that span unequal work in one of the reports",
     "appears": "from 0 to more",
     "vanishes": "from more to 0",
     "too_few_pairs": "too few pairs",

@@ -15,6 +15,7 @@ from lucid_cli.reporters.words import (
     reason_words,
     scale,
 )
+from lucid_profiler.analysis import included_pairs
 from lucid_profiler.compare import Analysis, MetricAnalysis
 from lucid_profiler.pairs import PairedEffect
 from lucid_profiler.reader import Report
@@ -25,7 +26,7 @@ __all__ = ["render_metrics"]
 
 def render_metrics(report: Report, analysis: Analysis) -> list[str]:
     """Return the rows, their legend, and the metrics without a value; no line if no run records any."""
-    runs = [run for run in report.runs if run.arm in {analysis.base, analysis.other}]
+    runs = [run for pair in included_pairs(report, analysis.other or None) for run in pair]
     names = sorted(analysis.metrics, key=lambda name: (*METRIC_NAMES, name).index(name))
     known = [name for name in names if analysis.metrics[name].base.n]
     lines = []

@@ -123,6 +123,13 @@ def _control_differs(analysis: Analysis, at: dict[str, float]) -> str:
     )
 
 
+def _order_untested(analysis: Analysis, at: dict[str, float]) -> str:
+    return (
+        f"order: {analysis.base} began {counted(int(at['num_base_first']), 'pair')} and {analysis.other} "
+        f"{at['num_other_first']:.0f}, so what a first run leaves to the second was not tested: that takes two of each"
+    )
+
+
 _WARNINGS: dict[WarningCode, Callable[[Analysis, dict[str, float]], str]] = {
     "drift": _drift,
     "step": _step,
@@ -131,6 +138,7 @@ _WARNINGS: dict[WarningCode, Callable[[Analysis, dict[str, float]], str]] = {
     "outlying_pair": _outlying_pair,
     "drift_explains": _drift_explains,
     "control_differs": _control_differs,
+    "order_untested": _order_untested,
 }
 
 
@@ -171,7 +179,7 @@ def _speed(analysis: Analysis, level: str) -> str:
     between = interval(effect.t_low, effect.t_high)
     equal = "" if analysis.is_different else f"; {_equal_parts(verdict.parts)}"
     return (
-        f"{analysis.other} is {word}: {percent(effect.median)} % {verdict.metric} over {effect.n} pairs, "
+        f"{analysis.other} is {word}: {percent(effect.mean)} % {verdict.metric} on average over {effect.n} pairs, "
         f"{level} interval {between} %{equal}"
     )
 
@@ -184,7 +192,7 @@ def _noise_floor(analysis: Analysis) -> str:
         return f"{against}: no pair has a value of {analysis.verdict.metric}"
     effect = metric.effect
     between = f" {interval(effect.t_low, effect.t_high)}" if effect.n > 1 else ""
-    floor = f"{against}: {percent(effect.median)} %{between} {analysis.verdict.metric}, n = {effect.n}"
+    floor = f"{against}: {percent(effect.mean)} %{between} {analysis.verdict.metric}, n = {effect.n}"
     return f"{floor}: what the machine does to equal runs"
 
 
@@ -224,6 +232,8 @@ def _withheld(analysis: Analysis) -> str:
         "too_few_pairs": f"no verdict: {verdict.detail}",
         "parity_not_observed": "no speed verdict: no run left a digest of its state, so nothing says that the "
         "computation is the same",
+        "walls_differ": f"no speed verdict: {verdict.detail}, so the walls do not compare; mark the same work in every "
+        "arm with lucid_profiler.fit()",
         "native_replayed": f"no speed verdict: {verdict.detail}, so the arms are not what their names say",
     }
     return sentences.get(verdict.reason, f"no verdict: {verdict.detail or reason_words(verdict.reason)}")

@@ -14,6 +14,7 @@ from lucid_cli.reporters.monitoring import render_memory, render_monitoring
 from lucid_cli.reporters.phases import render_phases
 from lucid_cli.reporters.sentences import verdict_sentence, warning_sentence
 from lucid_cli.reporters.words import abbreviated, counted, counted_reasons, run_words, value_words
+from lucid_profiler.analysis import unasked_runs
 from lucid_profiler.compare import (
     Analysis,
     Block,
@@ -177,7 +178,9 @@ def _parity(report: Report, analysis: Analysis) -> list[str]:
     parity = analysis.parity
     if parity.status == "not_observed":
         return labelled("parity", "not observed: no run left a digest of its state")
-    compared = [pair for pair in _pairs_of(report, analysis) if pair.parity.status != "not_observed"]
+    unasked = unasked_runs(report)
+    asked = [pair for pair in _pairs_of(report, analysis) if not unasked.intersection(pair.runs)]
+    compared = [pair for pair in asked if pair.parity.status != "not_observed"]
     num_equal = sum(pair.parity.status == "equal" for pair in compared)
     pairs = f"{num_equal} of {counted(len(compared), 'pair')} equal"
     if analysis.is_different:
