@@ -24,6 +24,8 @@ EXPORTS = tuple(("report", "export", REPORT, "--to", form) for form in ("chrome-
 HTML = ("report", "html", REPORT)
 RUN = ("profile", "run", "--pairs", "1", "--discard-pairs", "0", "--interval", "0")
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+# Where files end early Python itself would leave half a compiled module for the tests after this one.
+UNCOMPILED = {"PYTHONDONTWRITEBYTECODE": "1"}
 TWO_LINES = "two\nlines\x1b.jsonl"
 
 
@@ -84,7 +86,7 @@ def test_what_is_full_is_named(args: tuple[str, ...], target: str, reports: Luci
 def test_an_output_without_a_buffer_loses_no_part_of_it_silently(args: tuple[str, ...], reports: Lucid) -> None:
     """A write that takes a part of what it is given is not the last one."""
     with (reports.directory / "out").open("wb") as out:
-        ran = reports("report", *args, env=UNBUFFERED, stdout=out, preexec_fn=files_end_at(500))
+        ran = reports("report", *args, env={**UNBUFFERED, **UNCOMPILED}, stdout=out, preexec_fn=files_end_at(500))
     assert (ran.code, ran.err) == (9, "Error: standard output: File too large\n")
 
 
@@ -94,7 +96,7 @@ def test_a_full_disk_leaves_no_file_and_is_no_obstacle_later(
     args: tuple[str, ...], overwrite: tuple[str, ...], reports: Lucid
 ) -> None:
     """The error names the file, nothing has its name, and the next try finds no remains."""
-    ran = reports(*args, "-o", "out", *overwrite, preexec_fn=files_end_at(500))
+    ran = reports(*args, "-o", "out", *overwrite, env=UNCOMPILED, preexec_fn=files_end_at(500))
     assert (ran.code, ran.err) == (9, "Error: out: File too large\n")
     assert [path.name for path in reports.directory.iterdir()] == [REPORT]
     assert reports(*args, "-o", "out", *overwrite).code == 0
@@ -186,7 +188,7 @@ def test_a_step_summary_is_appended_whole_or_not_at_all(command: str, reports: L
     summary = reports.directory / "summary.md"
     summary.write_text("# before\n")
     files = (REPORT,) * (1 + (command == "diff"))
-    env = {"GITHUB_STEP_SUMMARY": str(summary)}
+    env = {"GITHUB_STEP_SUMMARY": str(summary), **UNCOMPILED}
     ran = reports("report", command, *files, "--step-summary", env=env, preexec_fn=files_end_at(300))
     assert (ran.code, ran.err) == (9, f"Error: {summary}: File too large\n")
     assert summary.read_text() == "# before\n"

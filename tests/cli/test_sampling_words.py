@@ -37,7 +37,12 @@ def said(report: Report) -> str:
 
 @pytest.mark.parametrize(
     ("bound_j", "words"),
-    [(None, "by how much it may be off is not known"), (0.004, "to 0.1% or better"), (120.0, "to 12.0% or better")],
+    [
+        (None, "by how much it may be off is not known"),
+        (0.004, "to 0.1% or better"),
+        (5.16, "to 0.6% or better"),
+        (120.0, "to 12.0% or better"),
+    ],
 )
 def test_energy_is_told_with_what_it_may_be_off_by(bound_j: float | None, words: str) -> None:
     """No bound is no small bound, and no bound is nothing."""

@@ -2,16 +2,19 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cli.reports import FLIPPED, WALLS, write_report
 from lucid_cli import app
+from lucid_cli.reporters.difference_words import parity_words
 from lucid_cli.reporters.report_tables import MAX_ROWS, markdown_tables
 from lucid_profiler import jsonio
 from lucid_profiler.compare import analyze_all
 from lucid_profiler.reader import read_report
+from lucid_profiler.records import Metric
 from reports.good import relinked
 
 Run = Callable[..., tuple[int, str, str]]
@@ -108,6 +111,33 @@ def test_markdown_has_the_verdict_the_metrics_and_the_notes(run: Run) -> None:
     assert "| wall | 120.850 s (120.542 to 122.793) | 108.750 s (108.123 to 110.967) | 0.8999 | -10.01 |" in out
     assert "- parity: equal: model" in lines
     assert "- where: NVIDIA L4, driver 580, torch 2.9.1+cu129, python 3.11.7" in lines
+
+
+def test_markdown_says_of_how_many_pairs_a_value_is(tmp_path: Path) -> None:
+    """A metric that some pairs lack is of fewer than the others."""
+    report = write_report(tmp_path / "report.jsonl")
+    missing = Metric(value=None, unit="s", reason="gap")
+    runs = tuple(replace(run, metrics={**run.metrics, "cpu_time": replace(missing, value=1.0)}) for run in report.runs)
+    runs = (replace(runs[0], metrics={**runs[0].metrics, "cpu_time": missing}), *runs[1:])
+    shown = replace(report, runs=runs)
+    (table,) = markdown_tables(shown, analyze_all(shown))
+    assert [note for note in table.notes if "without a value" in note] == [
+        "CPU time: 1 of 5 pairs without a value (nothing was read at that time (1))"
+    ]
+
+
+def test_markdown_names_the_parts_that_differ_and_no_other(tmp_path: Path) -> None:
+    """Of two parts one is equal."""
+    report = write_report(tmp_path / "report.jsonl")
+    states = tuple(
+        replace(state, part=part, digest=f"{state.run == 1 and part == 'model':064}")
+        for state in report.states
+        for part in ("model", "data")
+    )
+    shown = replace(report, states=states)
+    (table,) = markdown_tables(shown, analyze_all(shown))
+    assert any(note.startswith("parity: different: model; first difference: ") for note in table.notes)
+    assert parity_words(analyze_all(shown)[0]).startswith("different: model; ")
 
 
 def test_markdown_names_what_went_wrong(run: Run) -> None:

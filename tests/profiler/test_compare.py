@@ -550,6 +550,14 @@ def test_another_memory_layout_is_told_and_is_no_difference(build: Build) -> Non
     assert got.parity.parts["parameters"].equal_strides is False
 
 
+def test_another_value_is_no_other_memory_layout(build: Build) -> None:
+    """Parity has the difference; the strides agree."""
+    report = build()
+    states = tuple(replace(state, digest="0" * 64) if state.run == 3 else state for state in report.states)
+    got = analyze(replace(report, states=states)).parity
+    assert (got.status, got.parts["parameters"].equal_strides) == ("different", True)
+
+
 def test_no_digests_no_verdict(build: Build) -> None:
     """Where no run recorded its state there is no speed verdict."""
     got = analyze(build(states=dict.fromkeys(range(14))))

@@ -132,7 +132,10 @@ def test_captures_and_launches_are_rows() -> None:
     assert (got["capture_replays"].verdict, got["capture_replays"].better) == ("lower", "none")
     assert (got["launches_per_step"].a.base.median, got["launches_per_step"].a.other.median) == (200.0, 10.0)
     assert got["launches_per_step"].verdict == "same"
-    assert "launches_per_step" not in {one.metric for one in diff(a, report()).counters}
+    for without, listed in ((diff(a, report()), "only_in_a"), (diff(report(), a), "only_in_b")):
+        assert "launches_per_step" not in {one.metric for one in without.counters}
+        assert getattr(without, listed) == ("launches_per_step",)
+        assert judge_gate(parse_gate("launches_per_step<=+0", "gate"), without).reason == "only_in_one_report"
 
 
 @pytest.mark.parametrize(

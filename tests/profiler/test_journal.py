@@ -21,12 +21,14 @@ from lucid_profiler.traces import ProcessTrace, read_traces
 @contextmanager
 def room_for(num_bytes: int) -> Iterator[None]:
     """Let no file grow beyond so many bytes: the kernel writes what fits and then refuses, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limits, compiles = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # half a compiled module would stay for the tests after this one
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        sys.dont_write_bytecode = compiles
 
 
 @pytest.fixture

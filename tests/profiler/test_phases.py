@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lucid_profiler.phases import PhaseTime, phase_times
+from lucid_profiler.phases import PhaseTime, phase_times, within_wall
 from lucid_profiler.records import AgentHealth, Phase, Run, Wall
 
 
@@ -57,6 +57,14 @@ def test_phases_are_cut_to_the_wall_and_the_rest_is_in_no_phase() -> None:
     assert seconds_of(run) == {"import": 30, "train": 60}
     assert seconds_of(run_of(("train", 40), fit=(10, 100))) == {"train": 60, None: 30}
     assert seconds_of(run_of(("early", 0), ("train", 5), fit=(10, 100))) == {"train": 90}
+
+
+def test_every_phase_is_cut_by_itself_and_none_is_lost() -> None:
+    """What begins before the interval or ends after it is shorter, what lies outside has no length but its place."""
+    run = run_of(("early", 0), ("train", 5), ("save", 90), ("exit", 110), end=120, fit=(10, 100))
+    cut = [(phase.name, phase.begin_ns // 10**9, phase.end_ns // 10**9) for phase in within_wall(run)]
+    assert cut == [("early", 10, 10), ("train", 10, 90), ("save", 90, 100), ("exit", 100, 100)]
+    assert within_wall(replace(run, wall=None)) == run.phases
 
 
 def test_a_wall_without_length_has_no_phases() -> None:

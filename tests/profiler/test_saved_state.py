@@ -274,6 +274,7 @@ for name, value in net.named_parameters():
     print(name, value.detach().numpy().tobytes().hex())
 limit = int(sys.argv[1])
 if limit:
+    sys.dont_write_bytecode = True  # half a compiled module would stay for the tests after this one
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     lucid_profiler.state("huge", torch.ones(limit))
 """

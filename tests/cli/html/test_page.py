@@ -3,18 +3,19 @@ import hashlib
 import html.parser
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli.harness import Lucid
-from cli.html.rich import HOSTILE, write_rich_report
+from cli.html.rich import HOSTILE, states_of, write_rich_report
 from cli.reports import write_arms, write_report
 from lucid_cli.html import library, render_page
 from lucid_cli.html.thinning import kept, thin
 from lucid_profiler.reader import read_report
-from lucid_profiler.records import Arm
+from lucid_profiler.records import Arm, Metric, Phase
 
 VOID = {"meta", "link", "br", "hr", "input", "img"}
 SECTIONS = ["comparison-0", "steps", "memory", "device", "kernels", "parity", "environment", "runs"]
@@ -292,3 +293,56 @@ def test_another_computation_is_not_called_equal(tmp_path: Path) -> None:
     assert text.count("not asked (base runs agree)") == 2
     assert "Parity of muon runs by part" in text
     assert "equal to the last bit" not in text
+
+
+def followed(found: Outline, *texts: str) -> bool:
+    """Return whether texts stand one after the other on a page."""
+    shown = [text for text in found.texts if text.strip()]
+    return any(tuple(shown[place : place + len(texts)]) == texts for place in range(len(shown)))
+
+
+def test_phases_are_drawn_as_marked_and_summed_within_the_wall(rich_report: Path) -> None:
+    """The table has what every other form has, and the chart says which is which."""
+    report = read_report(rich_report)
+    runs = []
+    for run in report.runs:
+        assert run.wall is not None
+        end_ns = run.wall.end_ns
+        marked = (("save", 0, 10**9), ("save", end_ns - 5 * 10**8, end_ns + 10**10), ("exit", end_ns, end_ns + 1))
+        phases = tuple(Phase(name=name, begin_ns=begin_ns, end_ns=stop_ns) for name, begin_ns, stop_ns in marked)
+        runs.append(replace(run, phases=phases))
+    found = outline(render_page(replace(report, runs=tuple(runs))))
+    assert followed(found, "phase", "times", "seconds", "save", "2", "1.5", "limit of the clock of run 0, native")
+    assert any("beyond the wall interval; their sums in the table are cut to it" in text for text in found.texts)
+    device = next(chart for chart in charts(found) if chart["id"] == "device-readings")
+    assert next(trace["x"] for trace in device["traces"] if trace["name"] == "save") == [1.0, 10.5]
+
+
+def test_the_tile_of_parity_names_the_parts_that_differ(rich_report: Path) -> None:
+    """And not those that are equal; where all are, it names all."""
+    report = read_report(rich_report)
+    assert followed(outline(render_page(report)), "parity", "equal to the last bit", "model")
+    digests = {run.run: "01"[run.arm == "captured"] * 64 for run in report.runs}
+    losses = tuple(states_of(run, part="losses", digest=digests[run.run]) for run in report.runs)
+    found = outline(render_page(replace(report, states=(*report.states, *losses))))
+    assert followed(found, "parity", "different", "losses", "pairs in the statistics")
+
+
+def test_a_pair_without_a_value_is_not_said_to_be_in_the_statistics(rich_report: Path) -> None:
+    """It says that it has none, and one pair is one."""
+    report = read_report(rich_report)
+    unknown = Metric(value=None, unit="J", reason="no_driver")
+    runs = tuple(
+        replace(run, metrics={**run.metrics, "gpu_energy": unknown}) if run.pair else run for run in report.runs
+    )
+    found = outline(render_page(replace(report, runs=runs)))
+    assert followed(found, "pair 1", "-", "no value", "pair 2", "-", "no value", "median")
+    assert "1 pair" in found.texts
+    assert "1 pairs" not in found.texts
+
+
+def test_the_runs_say_which_steps_are_counted(rich: Outline) -> None:
+    """Those of all optimizers and processes, which step times are not."""
+    assert "optimizer steps" in rich.texts
+    assert any("all optimizers in all processes of a run together" in text for text in rich.texts)
+    assert any("one optimizer, the one that stepped most often in a run's first process" in text for text in rich.texts)

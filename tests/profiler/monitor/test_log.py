@@ -308,6 +308,7 @@ def test_a_limit_of_file_size_is_like_a_full_disk(path: Path) -> None:
         from pathlib import Path
         sys.path.insert(0, sys.argv[2])
         from profiler.monitor.test_log import make_sample, open_log
+        sys.dont_write_bytecode = True  # half a compiled module would stay for the tests after this one
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
         log = open_log(Path(sys.argv[1]))
         num = sum(log.write(make_sample(index)) for index in range(100))

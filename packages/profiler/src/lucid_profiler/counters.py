@@ -3,13 +3,13 @@
 They are facts: equal runs give equal numbers, and neither more nor less of them is better by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Metric, Run
 
-__all__ = ["COUNTERS", "counter_names", "counter_pairs"]
+__all__ = ["COUNTERS", "counter_names", "counter_pairs", "counters_beside"]
 
 COUNTERS = ("capture_recordings", "capture_replays", "capture_native_steps", "launches_per_step")
 """In the order in which they are shown; the last is of one traced process of each arm, which is no run."""
@@ -38,9 +38,14 @@ def counter_pairs(report: Report, pairs: Sequence[tuple[Run, Run]], *, arms: tup
     return counted
 
 
-def counter_names(a: dict[str, _Pairs], b: dict[str, _Pairs]) -> list[str]:
+def counter_names(a: Container[str], b: Container[str]) -> list[str]:
     """Return the counters that both reports have."""
     return [name for name in COUNTERS if name in a and name in b]
+
+
+def counters_beside(a: Container[str], b: Container[str]) -> list[str]:
+    """Return the counters that the report `a` has and `b` has not."""
+    return [name for name in COUNTERS if name in a and name not in b]
 
 
 def _captures(run: Run) -> dict[str, int]:

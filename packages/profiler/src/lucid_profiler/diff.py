@@ -10,7 +10,7 @@ from typing import Literal
 
 from lucid_profiler.analysis import Analysis, analyze, included_pairs
 from lucid_profiler.comparability import IdentityDifference, described, identity_differences, lost_metric
-from lucid_profiler.counters import counter_names, counter_pairs
+from lucid_profiler.counters import counter_names, counter_pairs, counters_beside
 from lucid_profiler.diff_rows import Canary, DiffRow, compare_values
 from lucid_profiler.errors import NotComparableError
 from lucid_profiler.metrics import analyze_metric, paired_values
@@ -257,15 +257,16 @@ def _diff(a: _Side, b: _Side, options: _Options) -> Difference | Refusal:
         for name in sorted(common, key=lambda name: name != primary)
     )
     decision, reason = _decide(primary, rows, withheld)
+    counted_a, counted_b = _counted(a), _counted(b)
     arms_a, arms_b = _further_arms(a.report), _further_arms(b.report)
     return Difference(
         identities=_sorted(identities),
-        only_in_a=only_in_a,
-        only_in_b=only_in_b,
+        only_in_a=(*only_in_a, *counters_beside(counted_a, counted_b)),
+        only_in_b=(*only_in_b, *counters_beside(counted_b, counted_a)),
         lost_arms=tuple(name for name in arms_a if name not in arms_b),
         added_arms=tuple(name for name in arms_b if name not in arms_a),
         rows=rows,
-        counters=_counter_rows(a, b, options),
+        counters=_counter_rows(counted_a, counted_b, alpha=_alpha(a, b), canary_limit=options.canary_limit),
         canary=next((row.canary for row in rows if row.metric == primary), None),
         canary_limit=options.canary_limit,
         decision=decision,
@@ -332,23 +333,19 @@ def _obstacle(name: str, a: Analysis, b: Analysis, *, withheld: tuple[str, str] 
     return None
 
 
-def _counter_rows(a: _Side, b: _Side, options: _Options) -> tuple[DiffRow, ...]:
-    sides = [counter_pairs(side.report, side.pairs, arms=(side.analysis.base, side.analysis.other)) for side in (a, b)]
+def _counted(side: _Side) -> dict[str, list[tuple[Run, Run]]]:
+    return counter_pairs(side.report, side.pairs, arms=(side.analysis.base, side.analysis.other))
+
+
+def _counter_rows(
+    a: Mapping[str, _Pairs], b: Mapping[str, _Pairs], *, alpha: float, canary_limit: float
+) -> tuple[DiffRow, ...]:
     rows = []
-    for name in counter_names(*sides):
-        pairs = [side[name] for side in sides]
-        metrics = [analyze_metric(name, side, alpha=_alpha(a, b)) for side in pairs]
-        values = [paired_values(name, side) for side in pairs]
+    for name in counter_names(a, b):
+        metrics = (analyze_metric(name, a[name], alpha=alpha), analyze_metric(name, b[name], alpha=alpha))
+        values = (paired_values(name, a[name]), paired_values(name, b[name]))
         if all(values):
-            rows.append(
-                compare_values(
-                    name,
-                    (metrics[0], metrics[1]),
-                    (values[0], values[1]),
-                    alpha=_alpha(a, b),
-                    canary_limit=options.canary_limit,
-                )
-            )
+            rows.append(compare_values(name, metrics, values, alpha=alpha, canary_limit=canary_limit))
     return tuple(rows)
 
 

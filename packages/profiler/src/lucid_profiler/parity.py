@@ -62,6 +62,11 @@ class Parity:
     num_base_runs: int = 0
     """Successful base runs with a state: with one alone, nothing shows whether base runs repeat."""
 
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        """The parts that made the status: where some differ those, and not the ones that are equal."""
+        return tuple(name for name in self.covered if self.parts[name].status == self.status)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
@@ -140,10 +145,9 @@ def _first(differences: Iterable[StateDifference | None]) -> StateDifference | N
     return min(found, key=lambda difference: difference.is_missing, default=None)
 
 
-def _strides(part: str, processes: Processes) -> tuple[tuple[str, str], ...]:
-    """Return digest and layout of every state of a part, in an order that no start decides."""
-    states = [state for parts in processes.values() for state in parts.get(part, ())]
-    return tuple(sorted((state.digest, state.strides_digest) for state in states))
+def _strides(part: str, processes: Processes) -> tuple[str, ...]:
+    """Return the layout of every state of a part, in an order that no start decides."""
+    return tuple(sorted(state.strides_digest for parts in processes.values() for state in parts.get(part, ())))
 
 
 def _difference(part: str, comparison: _Comparison) -> StateDifference | None:

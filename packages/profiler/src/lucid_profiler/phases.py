@@ -1,12 +1,12 @@
 """Where the time of a run goes: the phases that the script marked, summed by name and cut to the wall interval."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from lucid_profiler.records import Run
+from lucid_profiler.records import Phase, Run
 
-__all__ = ["PhaseTime", "phase_times"]
+__all__ = ["PhaseTime", "phase_times", "within_wall"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,21 @@ class PhaseTime:
     """Median over the runs of the phase's time within the wall, all of its intervals together."""
     share: float
     """Median over the runs of that time's share of the wall, 0 to 1."""
+
+
+def within_wall(run: Run) -> tuple[Phase, ...]:
+    """Return the phases of a run as every sum takes them: cut to its wall interval, of no length where outside of it.
+
+    They keep their order and number; those of a run without a wall are as they were marked.
+    """
+    if run.wall is None:
+        return run.phases
+    first_ns, last_ns = run.wall.begin_ns, run.wall.end_ns
+    found = []
+    for phase in run.phases:
+        begin_ns = min(max(phase.begin_ns, first_ns), last_ns)
+        found.append(replace(phase, begin_ns=begin_ns, end_ns=max(min(phase.end_ns, last_ns), begin_ns)))
+    return tuple(found)
 
 
 def phase_times(runs: Sequence[Run]) -> tuple[PhaseTime, ...]:
@@ -40,9 +55,8 @@ def _times_ns(run: Run) -> dict[str | None, int]:
     if run.wall is None:
         return {}
     found: dict[str | None, int] = {}
-    for phase in run.phases:
-        begin_ns, end_ns = max(phase.begin_ns, run.wall.begin_ns), min(phase.end_ns, run.wall.end_ns)
-        found[phase.name] = found.get(phase.name, 0) + max(end_ns - begin_ns, 0)
+    for phase in within_wall(run):
+        found[phase.name] = found.get(phase.name, 0) + phase.end_ns - phase.begin_ns
     found[None] = run.wall.end_ns - run.wall.begin_ns - sum(found.values())
     return found
 

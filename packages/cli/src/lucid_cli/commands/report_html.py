@@ -6,7 +6,7 @@ import click
 
 from lucid_cli import arguments
 from lucid_cli.export.destination import check_destination, opened
-from lucid_cli.html import render_page
+from lucid_cli.html import drawn_series, render_page
 from lucid_cli.output import one_line, say, warn
 from lucid_profiler.reader import read_report
 
@@ -30,10 +30,11 @@ def command(report: str, *, output: str | None, overwrite: bool) -> int:
     """
     target = _target(report) if output is None else output
     check_destination(target, report, overwrite=overwrite)
-    read = read_report(report)
+    series = drawn_series()
+    read = read_report(report, with_samples=False, each=lambda _, record: series.add(record))
     for warning in read.warnings:
         warn(f"{report}: {warning}")
-    page = render_page(read).encode()
+    page = render_page(read, series).encode()
     with opened(target, overwrite=overwrite) as sink:
         sink.write(page)
     if target != "-":

@@ -1,8 +1,9 @@
 """A report as a timeline in the trace event format, which Perfetto and chrome://tracing open.
 
 Each run is a process, its marked phases and optimizer steps are slices, what was sampled are counters. Times are the
-microseconds of `time.monotonic_ns` with three decimals, so no nanosecond is lost. A counter is written when it changes
-and holds until its next value; what could not be read is left out.
+microseconds of `time.monotonic_ns` with three decimals, so no nanosecond is lost. Phases are as they were marked, and
+say how much of them lies within the wall interval. A counter is written when it changes and holds until its next value;
+what could not be read is left out.
 
 Source: the "Trace Event Format" document of the Chromium project,
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -15,9 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from lucid_cli.export.destination import Sink
+from lucid_cli.export.destination import Sink, in_pieces
 from lucid_cli.export.table import row_count
 from lucid_cli.export.tracks import Track, source_of, time_column, tracks_of
+from lucid_profiler.phases import within_wall
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Record, Run, Samples
 
@@ -92,8 +94,8 @@ class ChromeTrace:
         self._sink.write(f'\n],"otherData":{_quoted(about)}}}\n'.encode())
 
     def _write(self, events: Iterator[str]) -> None:
-        text = ",\n".join(events)
-        if text:
+        for piece in in_pieces(events):
+            text = ",\n".join(piece)
             self._sink.write(f"{self._separator}{text}".encode())
             self._separator = ",\n"
 
@@ -104,8 +106,10 @@ class ChromeTrace:
         if run.wall is not None:
             facts = {"arm": run.arm, "pair": run.pair, "source": run.wall.source, "status": run.status}
             yield from self._slice(state, (_RUN, "wall"), "wall", (run.wall.begin_ns, run.wall.end_ns), facts)
-        for phase in sorted(run.phases, key=lambda phase: phase.begin_ns):
-            yield from self._slice(state, (_PHASES, "phases"), phase.name, (phase.begin_ns, phase.end_ns), {})
+        cut = zip(run.phases, within_wall(run), strict=True)
+        for phase, within in sorted(cut, key=lambda pair: pair[0].begin_ns):
+            facts = {"in_wall_ns": within.end_ns - within.begin_ns} if run.wall else {}
+            yield from self._slice(state, (_PHASES, "phases"), phase.name, (phase.begin_ns, phase.end_ns), facts)
         for gap in sorted(run.monitor.gaps if run.monitor else (), key=lambda gap: gap.begin_ns):
             name, device = (f"gap of {gap.device}", {"device": gap.device}) if gap.device else ("gap", {})
             times = (gap.begin_ns, gap.end_ns)

@@ -4,17 +4,23 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 import click
 
 from lucid_cli.output import ending_quietly, write_whole
 from lucid_cli.special_files import unwritable_kind
 
-__all__ = ["Sink", "check_destination", "opened"]
+PIECE = 4096
+"""Rows or events that are put into words at once: what a long record comes to is many times as long as its line."""
+
+__all__ = ["PIECE", "Sink", "check_destination", "in_pieces", "opened"]
+
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -22,6 +28,13 @@ class Sink(Protocol):
 
     def write(self, data: bytes, /) -> object:
         """Take some more."""
+
+
+def in_pieces(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield items in lists of at most `PIECE`, as they come."""
+    rest = iter(items)
+    while piece := list(islice(rest, PIECE)):
+        yield piece
 
 
 def check_destination(path: str, source: str, *, overwrite: bool) -> None:

@@ -2,10 +2,11 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from lucid_cli.export.destination import Sink
+from lucid_cli.export.destination import Sink, in_pieces
 from lucid_cli.export.tracks import time_column
+from lucid_profiler.phases import within_wall
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Record, Run, Samples
 
@@ -21,7 +22,8 @@ class LongTable:
     """Writes runs and samples as they come.
 
     Each number keeps all of its digits and the unit that its column's name says; what could not be read is empty. A
-    run's metrics are rows of the series `metrics`, in base units, its phases rows of `phases`, in nanoseconds.
+    run's metrics are rows of the series `metrics`, in base units, its phases rows of `phases`, in nanoseconds, cut to
+    the wall interval as in every sum.
 
     Args:
         sink: takes the table, in pieces.
@@ -58,10 +60,11 @@ class LongTable:
         lead = self._runs[run]
         self._write((*lead, *row) for row in rows)
 
-    def _write(self, rows: object) -> None:
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\r\n").writerows(rows)  # type: ignore[arg-type]
-        self._sink.write(out.getvalue().encode("utf-8", "replace"))
+    def _write(self, rows: Iterable[tuple[object, ...]]) -> None:
+        for piece in in_pieces(rows):
+            out = io.StringIO()
+            csv.writer(out, lineterminator="\r\n").writerows(piece)
+            self._sink.write(out.getvalue().encode("utf-8", "replace"))
 
 
 def row_count(samples: Samples) -> int:
@@ -80,7 +83,7 @@ def row_count(samples: Samples) -> int:
 def _run_rows(run: Run) -> Iterator[_Row]:
     for name, metric in run.metrics.items():
         yield "metrics", "", "", _guarded(name), metric.value
-    for index, phase in enumerate(run.phases):
+    for index, phase in enumerate(within_wall(run)):
         yield "phases", index, phase.begin_ns, _guarded(phase.name), phase.end_ns - phase.begin_ns
 
 

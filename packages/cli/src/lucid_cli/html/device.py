@@ -1,8 +1,8 @@
 """Power, clocks and temperature over each run, with what held the clocks and the phases that the script marked."""
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from lucid_cli.html.charts import Chart, LegendItem, View, axis, category_color, rounded
@@ -12,11 +12,13 @@ from lucid_cli.html.series import Line, Series, line, origin_ns, quantile, run_n
 from lucid_cli.html.thinning import Thinned, bins_for, thin
 from lucid_cli.reporters.words import reason_words
 from lucid_profiler.checkup.gpu import EVENTS
+from lucid_profiler.phases import within_wall
 from lucid_profiler.reader import Report
-from lucid_profiler.records import Run
+from lucid_profiler.records import Phase, Run
 
 MAX_BANDS = 200
 MAX_PHASES = 200
+MAX_TOTALS = 200
 MAX_LEGEND = 12
 _PREFIX = "gpu:"
 _IDLE = 0x1
@@ -30,7 +32,10 @@ _PANELS = (
 )
 _STRIPS = ("phases", "limits of the clock")
 
-__all__ = ["device_section"]
+DRAWN = {"gpu": ("mono_ns", "clocks_event_reasons", *(column for column, *_ in _PANELS))}
+"""Columns by the kind of their series."""
+
+__all__ = ["DRAWN", "device_section"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +105,9 @@ def _chart(report: Report, drawing: _Drawing, views: Sequence[View]) -> Chart:
         ident="device-readings",
         title="Readings of the GPU",
         description="Bands across the panels are times in which something held the clock down; idle and chosen clocks "
-        "are only in the strip of limits. Phases are those that the script marked. Time is from the begin of the run's "
-        "wall interval. Power is a mean over about a second on most devices.",
+        "are only in the strip of limits. Phases are drawn as the script marked them, also beyond the wall interval; "
+        "their sums in the table are cut to it. Time is from the begin of that interval. Power is a mean over about a "
+        "second on most devices.",
         views=views,
         view_name="Run",
         legend=[*phases[:MAX_LEGEND], *limits],
@@ -123,7 +129,8 @@ def _view(drawing: _Drawing, run: Run, name: str) -> View | None:
     if not known:
         return None
     phases = _phases(run, origin)
-    limits = _limits(line(times, series.column(run.run, name, "clocks_event_reasons"), origin=origin))
+    masks = line(times, series.column(run.run, name, "clocks_event_reasons"), origin=origin)
+    limits = _longest(_limits(masks), MAX_BANDS)
     rows = [label for label, stretches in zip(_STRIPS, (phases, limits), strict=True) if stretches]
     traces = _strip(phases, "y", [drawing.colors[one.name] for one in phases]) if phases else []
     if limits:
@@ -138,45 +145,60 @@ def _view(drawing: _Drawing, run: Run, name: str) -> View | None:
         label=label,
         traces=traces,
         layout=_layout([title for title, *_ in known], rows, limits),
-        numbers=_numbers(label, known, phases, limits=limits),
+        numbers=Html(
+            _numbers(label, known) + _phase_totals(run, label) + _totals("limit of the clock", _limits(masks), label)
+        ),
     )
 
 
 def _phases(run: Run, origin: int) -> list[_Stretch]:
-    ordered = sorted(run.phases, key=lambda phase: phase.begin_ns - phase.end_ns)[:MAX_PHASES]
-    found = [
-        _Stretch(name=phase.name, begin=(phase.begin_ns - origin) / 1e9, end=(phase.end_ns - origin) / 1e9)
-        for phase in ordered
-    ]
-    return sorted(found, key=lambda one: one.begin)
+    """Return the longest phases as they were marked."""
+    return _longest(_stretches(run.phases, origin), MAX_PHASES)
 
 
-def _limits(masks: Line) -> list[_Stretch]:
-    """Return when which reason held the clock: from the reading that says so to the next one that does not."""
-    if not masks.seconds:
-        return []
-    ends = [*masks.seconds[1:], masks.seconds[-1]]
-    runs = []
-    readings = zip(masks.seconds, ends, masks.values, strict=True)
-    for mask, group in groupby(readings, key=lambda reading: reading[2]):
-        same = list(group)
-        runs.append((int(mask or 0), same[0][0], same[-1][1]))
-    found = []
+def _stretches(phases: Sequence[Phase], origin: int) -> Iterator[_Stretch]:
+    for phase in phases:
+        yield _Stretch(name=phase.name, begin=(phase.begin_ns - origin) / 1e9, end=(phase.end_ns - origin) / 1e9)
+
+
+def _longest(stretches: Iterable[_Stretch], num: int) -> list[_Stretch]:
+    found = heapq.nsmallest(num, stretches, key=lambda one: (one.begin - one.end, one.begin))
+    return sorted(found, key=lambda one: (one.begin, one.name))
+
+
+def _limits(masks: Line) -> Iterator[_Stretch]:
+    """Yield when which reason held the clock: from the reading that says so to the next one that does not."""
     for bit, name in EVENTS.items():
-        at = [(begin, end) for mask, begin, end in runs if mask & bit]
-        found += [_Stretch(name=name, begin=begin, end=end) for begin, end in _merged(at)]
-    longest = sorted(found, key=lambda one: (one.begin - one.end, one.begin))[:MAX_BANDS]
-    return sorted(longest, key=lambda one: (one.begin, one.name))
+        for begin, end in _merged((begin, end) for mask, begin, end in _constant(masks) if mask & bit):
+            yield _Stretch(name=name, begin=begin, end=end)
 
 
-def _merged(stretches: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
+def _constant(masks: Line) -> Iterator[tuple[int, float, float]]:
+    """Yield what holds the clock with the first reading that says so and the first that says otherwise, or the last."""
+    known: tuple[int, float, float] | None = None
+    for at, value in zip(masks.seconds, masks.values, strict=True):
+        mask, second = int(value or 0), at or 0.0
+        if known is not None and mask == known[0]:
+            known = (mask, known[1], second)
+            continue
+        if known is not None:
+            yield (*known[:2], second)
+        known = (mask, second, second)
+    if known is not None:
+        yield known
+
+
+def _merged(stretches: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    last: tuple[float, float] | None = None
     for begin, end in stretches:
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((begin, end))
-    return found
+        if last is not None and begin <= last[1]:
+            last = (last[0], max(end, last[1]))
+            continue
+        if last is not None:
+            yield last
+        last = (begin, end)
+    if last is not None:
+        yield last
 
 
 def _limit_color(name: str) -> str:
@@ -257,29 +279,25 @@ def _band(one: _Stretch) -> dict[str, Any]:
     return {"type": "rect", **where, "fillcolor": "--throttle", "opacity": 0.18, "line": {"width": 0}, "layer": "below"}
 
 
-def _numbers(
-    label: str,
-    known: Sequence[tuple[str, str, Line]],
-    phases: Sequence[_Stretch],
-    *,
-    limits: Sequence[_Stretch],
-) -> Html:
+def _numbers(label: str, known: Sequence[tuple[str, str, Line]]) -> Html:
     rows = []
     for title, _, one in known:
         values = sorted(value for value in one.values if value is not None)
         rows.append(
             [title, *(f"{value:.5g}" for value in (values[0], quantile(values, 0.5), values[-1])), str(len(values))]
         )
-    return Html(
-        table(["", "least", "median", "most", "readings"], rows, caption=f"Readings of {label}")
-        + _totals("phase", phases, label)
-        + _totals("limit of the clock", limits, label)
-    )
+    return table(["", "least", "median", "most", "readings"], rows, caption=f"Readings of {label}")
 
 
-def _totals(kind: str, stretches: Sequence[_Stretch], label: str) -> str:
-    totals: dict[str, list[float]] = {}
+def _phase_totals(run: Run, label: str) -> str:
+    within = [phase for phase in within_wall(run) if phase.end_ns > phase.begin_ns]
+    return _totals("phase", _stretches(within, 0), f"{label}, within its wall interval" if run.wall else label)
+
+
+def _totals(kind: str, stretches: Iterable[_Stretch], label: str) -> str:
+    totals: dict[str, tuple[int, float]] = {}
     for one in stretches:
-        totals.setdefault(one.name, []).append(one.end - one.begin)
-    rows = [[name, str(len(times)), f"{sum(times):.4g}"] for name, times in totals.items()]
+        num, seconds = totals.get(one.name, (0, 0.0))
+        totals[one.name] = (num + 1, seconds + one.end - one.begin)
+    rows = [[name, str(num), f"{seconds:.4g}"] for name, (num, seconds) in totals.items()][:MAX_TOTALS]
     return table([kind, "times", "seconds"], rows, caption=f"{kind} of {label}") if rows else ""

@@ -32,7 +32,13 @@ _PARTS: Mapping[str, tuple[str, str | None]] = {
 _COLORS = {name: f"--cat-{place % 8}" for place, name in enumerate(_PARTS)}
 _COLORS |= {"device_residue": "--muted", "target": "--cat-2", "context": "--cat-4", "cached": "--cat-5"}
 
-__all__ = ["memory_section"]
+DRAWN = {
+    "memory": ("mono_ns", "device_used_bytes", *(f"{name}_bytes" for name in _PARTS)),
+    "host": ("mono_ns", "rss_bytes"),
+}
+"""Columns by the kind of their series."""
+
+__all__ = ["DRAWN", "memory_section"]
 
 
 def memory_section(report: Report, series: Series) -> Section:
@@ -153,7 +159,7 @@ def _where(known: Column, values: Sequence[float]) -> list[float]:
     return [value if one is not None else 0.0 for one, value in zip(known, values, strict=True)]
 
 
-def _area(name: str, seconds: Sequence[float], values: Sequence[float]) -> dict[str, Any]:
+def _area(name: str, seconds: Column, values: Sequence[float]) -> dict[str, Any]:
     label, _ = _PARTS[name]
     return {
         "type": "scatter",

@@ -2,8 +2,11 @@
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 
 from lucid_cli.html.charts import Chart
+from lucid_cli.html.energy import METRIC as ENERGY
+from lucid_cli.html.energy import energy_words
 from lucid_cli.html.markup import Html, cells, details, listed, table, tag, text
 from lucid_cli.html.pairs import pair_charts
 from lucid_cli.html.parity import WORDS
@@ -20,6 +23,7 @@ from lucid_cli.reporters.words import (
     run_words,
     scale,
 )
+from lucid_profiler.analysis import included_pairs
 from lucid_profiler.compare import Analysis, MetricAnalysis
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Run
@@ -28,6 +32,11 @@ MAX_RUNS = 200
 MAX_METRICS = 100
 MAX_NOTES = 40
 MAX_CHARS = 600
+_MEDIANS = "Medians, with the smallest and the largest run below."
+_ENERGY = " Below energies stands by how much they are off at most, and what they were read from."
+_COUNTED_STEPS = (
+    "Optimizer steps are those of all optimizers in all processes of a run together; step times are of one optimizer."
+)
 
 __all__ = ["banner", "comparison_section", "runs_section"]
 
@@ -89,7 +98,7 @@ def comparison_section(report: Report, analysis: Analysis, *, place: int, is_onl
         tag("p", f"Left out: pair {pair.pair}, {', '.join(pair.reasons)}.", class_="note") for pair in analysis.excluded
     ]
     parts += pair_charts(report, analysis, place=place)
-    parts.append(_metrics(analysis, report.header.alpha))
+    parts.append(_metrics(analysis, report.header.alpha, energy=_energy(report, analysis)))
     return Section(ident=f"comparison-{place}", title=title, parts=parts)
 
 
@@ -98,7 +107,7 @@ def _tiles(analysis: Analysis) -> Html:
     num_measured = analysis.num_pairs - analysis.num_discarded
     found = [
         (metric_name(analysis.verdict.metric), _change(primary), _interval(primary)),
-        ("parity", parity_status(analysis, WORDS), ", ".join(analysis.parity.covered)),
+        ("parity", parity_status(analysis, WORDS), ", ".join(analysis.parity.deciding)),
         (
             "pairs in the statistics",
             f"{analysis.num_included} of {num_measured}",
@@ -131,7 +140,14 @@ def _interval(metric: MetricAnalysis | None) -> str:
     return f"t interval {interval(effect.t_low, effect.t_high)} %"
 
 
-def _metrics(analysis: Analysis, alpha: float) -> Html:
+def _energy(report: Report, analysis: Analysis) -> list[str]:
+    """Return of each arm to how much its energy is right."""
+    pairs = included_pairs(report, analysis.other or None)
+    return [energy_words([pair[side] for pair in pairs]) for side in (0, 1)]
+
+
+def _metrics(analysis: Analysis, alpha: float, *, energy: Sequence[str]) -> Html:
+    """Return the table of the metrics, with a line below the energy of each arm, and those without a value."""
     names = sorted(analysis.metrics, key=lambda name: (*METRIC_NAMES, name).index(name))
     known = [name for name in names if analysis.metrics[name].base.n][:MAX_METRICS]
     unknown = [
@@ -149,26 +165,28 @@ def _metrics(analysis: Analysis, alpha: float) -> Html:
         "range %",
         f"{100 * (1 - alpha):g} % t %",
     ]
-    rows = [_metric(name, analysis.metrics[name]) for name in known]
+    below = {ENERGY: energy}
+    rows = [_metric(name, analysis.metrics[name], below.get(name, ("", ""))) for name in known]
     shown = table(head, rows, caption="All metrics, over the pairs in the statistics", num_text=2) if rows else Html("")
     why = details("Without a value", listed(unknown)) if unknown else Html("")
     return tag(
         "div",
         tag("h3", "All metrics"),
-        tag("p", "Medians, with the smallest and the largest run below.", class_="quiet") if rows else Html(""),
+        tag("p", _MEDIANS + (_ENERGY if any(energy) else ""), class_="quiet") if rows else Html(""),
         shown if rows else missing("No metric has a value in a pair that is in the statistics."),
         why,
     )
 
 
-def _metric(name: str, metric: MetricAnalysis) -> tuple[str, ...]:
+def _metric(name: str, metric: MetricAnalysis, below: Sequence[str]) -> tuple[str, ...]:
     scaled = scale(metric.unit, metric.base.median or metric.other.median)
     arms = [
         Html(
             text(f"{amount(arm.median, scaled)} {scaled[1]}")
             + tag("small", f"{amount(arm.min, scaled)} to {amount(arm.max, scaled)}")
+            + (tag("small", more) if more else "")
         )
-        for arm in (metric.base, metric.other)
+        for arm, more in zip((metric.base, metric.other), below, strict=True)
     ]
     effect, ratio = metric.effect, metric.ratio_of_medians
     return cells(
@@ -185,9 +203,11 @@ def _metric(name: str, metric: MetricAnalysis) -> tuple[str, ...]:
 def runs_section(report: Report) -> Section:
     """Return a table of the runs, their notes, and what the last ones printed."""
     rows = [_run(run) for run in report.runs[:MAX_RUNS]]
-    head = ["run", "pair", "arm", "how it ended", "wall", "steps", "samples"]
+    head = ["run", "pair", "arm", "how it ended", "wall", "optimizer steps", "samples"]
     parts: list[Html] = []
     parts.append(table(head, rows, caption="Runs", num_text=4) if rows else missing("The report holds no run."))
+    if rows:
+        parts.append(tag("p", _COUNTED_STEPS, class_="quiet"))
     if len(report.runs) > MAX_RUNS:
         parts.append(tag("p", f"The first {MAX_RUNS} of {len(report.runs)} runs are listed.", class_="quiet"))
     notes = Counter(note[:MAX_CHARS] for run in report.runs for note in run.notes).most_common(MAX_NOTES)

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Sequence
 from importlib import resources
 
+from lucid_cli.html import device, memory, steps
 from lucid_cli.html.charts import Chart, chart_data
 from lucid_cli.html.device import device_section
 from lucid_cli.html.environment import environment_section
@@ -25,18 +26,27 @@ from lucid_profiler.reader import Report
 
 MAX_COMPARISONS = 6
 
-__all__ = ["MAX_COMPARISONS", "render_page"]
+__all__ = ["MAX_COMPARISONS", "drawn_series", "render_page"]
 
 
-def render_page(report: Report) -> str:
+def drawn_series() -> Series:
+    """Return what takes the samples of a page while its report is read."""
+    return Series({**steps.DRAWN, **memory.DRAWN, **device.DRAWN})
+
+
+def render_page(report: Report, series: Series | None = None) -> str:
     """Return the document.
+
+    Args:
+        report: what the page shows.
+        series: its samples, where the report was read without them.
 
     Raises:
         EnvironmentUnusableError: The library that draws the charts is not installed.
     """
     library = charting_script()
     analyses = analyze_all(report)
-    sections = _sections(report, analyses)
+    sections = _sections(report, analyses, _series(report) if series is None else series)
     charts = [chart for section in sections for chart in section.charts]
     body = tag(
         "body",
@@ -57,8 +67,14 @@ def render_page(report: Report) -> str:
     return f"<!DOCTYPE html>\n{tag('html', _head(report, library), body, lang='en')}\n"
 
 
-def _sections(report: Report, analyses: tuple[Analysis, ...]) -> list[Section]:
-    series = Series(report)
+def _series(report: Report) -> Series:
+    series = drawn_series()
+    for samples in report.samples:
+        series.add(samples)
+    return series
+
+
+def _sections(report: Report, analyses: tuple[Analysis, ...], series: Series) -> list[Section]:
     return [
         *(
             comparison_section(report, analysis, place=place, is_only=len(analyses) == 1)

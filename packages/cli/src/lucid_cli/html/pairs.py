@@ -7,7 +7,7 @@ from typing import Any
 from lucid_cli.html.charts import Chart, LegendItem, View, arm_color, axis, rounded
 from lucid_cli.html.markup import Html, cells, chart_text, table, template_text
 from lucid_cli.html.section import missing
-from lucid_cli.reporters.words import METRIC_NAMES, amount, change, metric_name, percent, scale
+from lucid_cli.reporters.words import METRIC_NAMES, amount, change, counted, metric_name, percent, scale
 from lucid_profiler.compare import Analysis, MetricAnalysis
 from lucid_profiler.metrics import run_effect
 from lucid_profiler.pairs import PairedEffect
@@ -94,6 +94,11 @@ def _why(pair: Pair) -> str:
     return "" if pair.included else ", ".join(pair.flags) or "left out"
 
 
+def _use(pair: Pair, value: float | None) -> str:
+    """Say whether a pair is in the statistics of a metric."""
+    return _why(pair) or ("no value" if value is None else "yes")
+
+
 def _effects(analysis: Analysis, couples: Sequence[Couple], name: str) -> View:
     effect = analysis.metrics[name].effect
     found = [(pair, run_effect(base, other, name)) for pair, base, other in couples]
@@ -107,7 +112,7 @@ def _effects(analysis: Analysis, couples: Sequence[Couple], name: str) -> View:
     if effect is not None:
         traces.append(_summary(effect))
         shapes += _band(effect)
-    rows = [cells(_row(pair), percent(value), _why(pair) or "yes") for pair, value in found]
+    rows = [cells(_row(pair), percent(value), _use(pair, value)) for pair, value in found]
     return View(
         label=metric_name(name),
         traces=traces,
@@ -129,7 +134,7 @@ def _summary_rows(effect: PairedEffect | None) -> list[tuple[str, ...]]:
     if effect is None:
         return []
     return [
-        ("median", percent(effect.median), f"{effect.n} pairs"),
+        ("median", percent(effect.median), counted(effect.n, "pair")),
         ("mean", percent(effect.mean), ""),
         ("t interval, low", percent(effect.t_low), ""),
         ("t interval, high", percent(effect.t_high), ""),

@@ -1,13 +1,12 @@
 """The time series of a report's runs as plain columns of seconds, watts and so on."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lucid_profiler.reader import Report
-from lucid_profiler.records import Run
+from lucid_cli.html.numbers import Number, Numbers
+from lucid_profiler.records import Record, Run, Samples
 
-Number = float | int
 Column = Sequence[Number | None]
 
 MAX_RUN_VIEWS = 24
@@ -20,56 +19,56 @@ __all__ = ["MAX_RUN_VIEWS", "Column", "Line", "Series", "line", "origin_ns", "qu
 class Line:
     """Readings over time, in seconds from the run's origin; equally long."""
 
-    seconds: Sequence[float]
+    seconds: Column
     values: Column
 
 
 class Series:
-    """Finds the columns of a run.
+    """Takes the samples of a report as they are read, and keeps the columns that are drawn.
 
     Args:
-        report: whose samples they are.
+        drawn: names of these columns, by the kind of their series: what its name begins with, up to a colon.
     """
 
-    def __init__(self, report: Report) -> None:
-        self._chunks: dict[tuple[int, str], list[Mapping[str, Column]]] = {}
-        for samples in report.samples:
-            self._chunks.setdefault((samples.run, samples.series), []).append(samples.columns)
+    def __init__(self, drawn: Mapping[str, Collection[str]]) -> None:
+        self._drawn = drawn
+        self._columns: dict[tuple[int, str], dict[str, Numbers]] = {}
+        self._num_rows: dict[tuple[int, str], int] = {}
+
+    def add(self, record: Record) -> None:
+        """Keep what is drawn of one record of the report."""
+        if not isinstance(record, Samples):
+            return
+        drawn = self._drawn.get(record.series.partition(":")[0], ())
+        key = (record.run, record.series)
+        columns = self._columns.setdefault(key, {})
+        num_before = self._num_rows.get(key, 0)
+        for name in drawn:
+            if name in record.columns:
+                column = columns.setdefault(name, Numbers())
+                column.pad(num_before)
+                column.extend(record.columns[name])
+        self._num_rows[key] = num_before + max(map(len, record.columns.values()), default=0)
 
     def names(self, run: int) -> list[str]:
         """Return the series of a run."""
-        return [name for number, name in self._chunks if number == run]
+        return [name for number, name in self._columns if number == run]
 
-    def column(self, run: int, series: str, name: str) -> list[Number | None]:
-        """Return a column over all records of a series; None where a record lacks it, and for what is not finite."""
-        found: list[Number | None] = []
-        for columns in self._chunks.get((run, series), ()):
-            length = max(map(len, columns.values()), default=0)
-            values = columns.get(name, ())
-            found += values
-            found += [None] * (length - len(values))
-        return found if _are_finite(found) else [value if _are_finite([value]) else None for value in found]
+    def column(self, run: int, series: str, name: str) -> Numbers:
+        """Return a column over all records of a series; None where a record lacks it."""
+        found = self._columns.get((run, series), {}).get(name, Numbers())
+        found.pad(self._num_rows.get((run, series), 0))
+        return found
 
     def with_column(self, run: int, prefix: str, name: str) -> str | None:
         """Return the first series of a run whose name begins so and that has such a column."""
         matching = [series for series in self.names(run) if series == prefix or series.startswith(f"{prefix}:")]
-        return next((one for one in matching if any(name in chunk for chunk in self._chunks[run, one])), None)
+        return next((one for one in matching if name in self._columns[run, one]), None)
 
 
-def _are_finite(values: Column) -> bool:
-    """Return whether a double can hold every value."""
-    try:
-        return all(map(math.isfinite, filter(None, values)))
-    except OverflowError:
-        return False
-
-
-def scaled(values: Iterable[Number | None], divisor: float, *, origin: int = 0) -> list[float | None]:
-    """Return values less an origin and divided; None for what no double holds."""
-    try:
-        return [None if value is None else (value - origin) / divisor for value in values]
-    except OverflowError:
-        return [_scaled(value, divisor, origin) for value in values]
+def scaled(values: Iterable[Number | None], divisor: float, *, origin: int = 0) -> Iterator[float | None]:
+    """Yield values less an origin and divided; None for what no double holds."""
+    return (_scaled(value, divisor, origin) for value in values)
 
 
 def _scaled(value: Number | None, divisor: float, origin: int) -> float | None:
@@ -81,11 +80,11 @@ def _scaled(value: Number | None, divisor: float, origin: int) -> float | None:
 
 def line(times_ns: Column, values: Column, *, origin: int, divisor: float = 1.0) -> Line:
     """Return readings with their times; those without a time are left out."""
-    seconds, shown = scaled(times_ns, 1e9, origin=origin), scaled(values, divisor)
-    if None not in seconds and len(seconds) == len(shown) and all(map(math.isfinite, filter(None, seconds))):
-        return Line(seconds=[at for at in seconds if at is not None], values=shown)
-    pairs = [(at, value) for at, value in zip(seconds, shown, strict=False) if at is not None and math.isfinite(at)]
-    return Line(seconds=[at for at, _ in pairs], values=[value for _, value in pairs])
+    seconds, shown = Numbers(scaled(times_ns, 1e9, origin=origin)), Numbers(scaled(values, divisor))
+    if seconds.is_known() and len(seconds) == len(shown):
+        return Line(seconds=seconds, values=shown)
+    timed = [place for place, (at, _) in enumerate(zip(seconds, shown, strict=False)) if at is not None]
+    return Line(seconds=Numbers(seconds[place] for place in timed), values=Numbers(shown[place] for place in timed))
 
 
 def origin_ns(run: Run, times_ns: Column) -> int:

@@ -1,16 +1,17 @@
 """Step times: how they are spread in each run, and how they went."""
 
-import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import median
 from typing import Any
 
 from lucid_cli.html.charts import Chart, View, arm_color, arm_legend, axis, rounded, span
 from lucid_cli.html.markup import Html, cells, chart_text, table
+from lucid_cli.html.numbers import Number, Numbers
 from lucid_cli.html.section import Section, missing
-from lucid_cli.html.series import Series, quantile, run_name, scaled, viewed
+from lucid_cli.html.series import Column, Series, quantile, run_name, scaled, viewed
 from lucid_cli.html.thinning import Thinned, bins_for, thin
 from lucid_cli.reporters.words import reason_words
 from lucid_profiler.reader import Report
@@ -24,8 +25,15 @@ _CLIPPED_ROOM = 1.5
 _NUM_ROWS = 12
 _NUM_MIDDLES = 60
 _BEHIND = 0.3
+_WHOSE = "The steps are those of one optimizer, the one that stepped most often in a run's first process."
 
-__all__ = ["steps_section"]
+DRAWN = {
+    "steps": ("begin_ns", "end_ns", "optimizer"),
+    "device_steps": ("optimizer", "step_device_ns", "optimizer_device_ns"),
+}
+"""Columns by the kind of their series."""
+
+__all__ = ["DRAWN", "steps_section"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +41,7 @@ class _Quantity:
     """A time that every step has, in milliseconds, by run."""
 
     name: str
-    by_run: Mapping[int, Sequence[float | None]]
+    by_run: Mapping[int, Column]
 
 
 def steps_section(report: Report, series: Series) -> Section:
@@ -50,7 +58,7 @@ def _why(report: Report) -> str:
 
 
 def _quantities(report: Report, series: Series) -> list[_Quantity]:
-    found: dict[str, dict[int, Sequence[float | None]]] = {}
+    found: dict[str, dict[int, Column]] = {}
     for run in report.runs:
         for name, values in _of_run(series, run.run).items():
             if any(value is not None for value in values):
@@ -58,36 +66,42 @@ def _quantities(report: Report, series: Series) -> list[_Quantity]:
     return [_Quantity(name=name, by_run=by_run) for name, by_run in found.items()]
 
 
-def _of_run(series: Series, run: int) -> dict[str, Sequence[float | None]]:
+def _of_run(series: Series, run: int) -> dict[str, Column]:
     begins, ends = (series.column(run, "steps", name) for name in ("begin_ns", "end_ns"))
     main = _main(series.column(run, "steps", "optimizer"))
-    rows = [(begin, end) for place in main if (begin := begins[place]) is not None and (end := ends[place]) is not None]
+    whole = array("q", (place for place in main if begins[place] is not None and ends[place] is not None))
+    begins, ends = (Numbers(column[place] for place in whole) for column in (begins, ends))
     device = _main(series.column(run, "device_steps", "optimizer"))
     on_device = {
-        name: _milliseconds([column[place] for place in device if place < len(column)])
+        name: _milliseconds(column[place] for place in device)
         for name, column in (
             ("step on the device", series.column(run, "device_steps", "step_device_ns")),
             ("optimizer on the device", series.column(run, "device_steps", "optimizer_device_ns")),
         )
     }
     return {
-        "step": _milliseconds([after - before for (before, _), (after, _) in pairwise(rows)]),
-        "optimizer step": _milliseconds([end - begin for begin, end in rows]),
+        "step": _between(begins, islice(begins, 1, None)),
+        "optimizer step": _between(begins, ends),
         **on_device,
     }
 
 
-def _main(optimizers: Sequence[float | int | None]) -> list[int]:
+def _main(optimizers: Column) -> Sequence[int]:
     """Return the places of the steps of the optimizer that stepped most often, of the first one among equals."""
-    places: dict[float, list[int]] = {}
+    places: dict[float, array[int]] = {}
     for place, optimizer in enumerate(optimizers):
         if optimizer is not None:
-            places.setdefault(optimizer, []).append(place)
-    return max((places[one] for one in sorted(places)), key=len, default=[])
+            places.setdefault(optimizer, array("q")).append(place)
+    return max((places[one] for one in sorted(places)), key=len, default=())
 
 
-def _milliseconds(values_ns: Sequence[float | int | None]) -> list[float | None]:
-    return [value if value is not None and math.isfinite(value) else None for value in scaled(values_ns, 1e6)]
+def _between(befores: Iterable[Number | None], afters: Iterable[Number | None]) -> Numbers:
+    pairs = zip(befores, afters, strict=False)
+    return _milliseconds(None if before is None or after is None else after - before for before, after in pairs)
+
+
+def _milliseconds(values_ns: Iterable[Number | None]) -> Numbers:
+    return Numbers(scaled(values_ns, 1e6))
 
 
 def _charts(report: Report, quantities: Sequence[_Quantity]) -> list[Html | Chart]:
@@ -98,8 +112,8 @@ def _charts(report: Report, quantities: Sequence[_Quantity]) -> list[Html | Char
         ident="step-spread",
         title="Step times of each run",
         description="A box holds the middle half of a run's steps, its line is their median, and the whiskers reach to "
-        f"the 5th and 95th percentile; all steps count. Discarded runs are paler. {some}Steps are no repetitions of "
-        "each other: the runs are.",
+        f"the 5th and 95th percentile; all steps count. {_WHOSE} Discarded runs are paler. {some}Steps are no "
+        "repetitions of each other: the runs are.",
         views=[_spread(report, boxed, quantity) for quantity in quantities],
         view_name="Time of",
         legend=arm_legend(report.header),
@@ -234,7 +248,7 @@ def _curve(report: Report, run: Run, thinned: Thinned) -> dict[str, Any]:
     }
 
 
-def _middles(report: Report, run: Run, values: Sequence[float | None]) -> dict[str, Any]:
+def _middles(report: Report, run: Run, values: Column) -> dict[str, Any]:
     """Return the median of each stretch of a run, at its middle."""
     bounds = [place * len(values) // _NUM_MIDDLES for place in range(_NUM_MIDDLES + 1)]
     stretches = [(begin, end, [one for one in values[begin:end] if one is not None]) for begin, end in pairwise(bounds)]

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lucid_cli.html.numbers import Number
+
 MAX_POINTS = 30_000
 """Of all charts of a page together, so that a page stays small whatever the report holds."""
 _MAX_BINS = 800
 _MIN_BINS = 4
-
-Number = float | int
 
 __all__ = ["MAX_POINTS", "Thinned", "bins_for", "kept", "thin"]
 
@@ -24,7 +24,7 @@ class Thinned:
         num: readings of the whole series.
     """
 
-    x: Sequence[Number]
+    x: Sequence[Number | None]
     y: Sequence[Number | None]
     num: int
 
@@ -61,7 +61,7 @@ def _known(values: Sequence[Number | None]) -> Sequence[Number]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def thin(x: Sequence[Number], y: Sequence[Number | None], num_bins: int) -> Thinned:
+def thin(x: Sequence[Number | None], y: Sequence[Number | None], num_bins: int) -> Thinned:
     """Return a series with at most two points of each of `num_bins` bins, and its ends."""
     places = kept(y, num_bins)
     whole = Thinned(x=x, y=y, num=len(y))

@@ -237,7 +237,7 @@ def canary_words(compared: Compared) -> str | None:
 def parity_words(analysis: Analysis) -> str:
     """Return whether the states of a report agree, and the first place where they do not."""
     parity = analysis.parity
-    text = f"{parity_status(analysis)}: {', '.join(parity.covered) or 'no part'}"
+    text = f"{parity_status(analysis)}: {', '.join(parity.deciding) or 'no part'}"
     return text + (f"; {parity.difference.text}" if parity.difference else "")
 
 

@@ -21,7 +21,7 @@ from lucid_profiler.pairs import PairedEffect
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Run
 
-__all__ = ["render_metrics"]
+__all__ = ["missing_words", "render_metrics"]
 
 
 def render_metrics(report: Report, analysis: Analysis) -> list[str]:
@@ -100,13 +100,18 @@ def _legend(runs: Sequence[Run], analysis: Analysis, known: list[str], *, ranges
         )
     if "peak_rss" in known and any(run.agent.num_processes > 1 for run in runs):
         text += f" {metric_name('peak_rss')}: of the largest single process."
-    missing = [
-        f"{metric_name(name)}: {analysis.metrics[name].num_missing} of {counted(num, 'pair')} without a value "
-        f"({counted_reasons(analysis.metrics[name].reasons)}), so its range covers less."
-        for name in known
-        if analysis.metrics[name].num_missing
-    ]
+    missing = [f"{words}, so its range covers less." for words in missing_words(analysis, known)]
     return ["", *labelled("", " ".join([text, *missing]))]
+
+
+def missing_words(analysis: Analysis, names: Sequence[str]) -> list[str]:
+    """Say of each of these metrics that has no value in some pairs how many those are, and why."""
+    return [
+        f"{metric_name(name)}: {metric.num_missing} of {counted(analysis.num_included, 'pair')} without a value "
+        f"({counted_reasons(metric.reasons)})"
+        for name in names
+        if (metric := analysis.metrics[name]).num_missing
+    ]
 
 
 def _unknown(analysis: Analysis, names: list[str]) -> list[str]:

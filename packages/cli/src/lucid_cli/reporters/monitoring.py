@@ -1,5 +1,6 @@
 """What sampling beside the runs came to: how it went, what it cost, the energy's bounds, the memory's account."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
@@ -106,7 +107,7 @@ def _energy(runs: Sequence[Run]) -> list[str]:
             words.append(f"{sources[source]}; by how much it may be off is not known")
             continue
         bounds = [one.bound_j / one.value_j for one in found if one.bound_j and one.value_j]
-        words.append(sources[source] + (f", to {max(0.001, *bounds):.1%} or better" if bounds else ""))
+        words.append(sources[source] + (f", to {math.ceil(max(bounds) * 1000) / 10:.1f}% or better" if bounds else ""))
     return labelled("energy", f"from {'; and from '.join(words)}")
 
 

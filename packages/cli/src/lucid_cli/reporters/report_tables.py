@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
+from lucid_cli.reporters.metrics import missing_words
 from lucid_cli.reporters.sentences import parity_status, verdict_sentence, warning_sentence
 from lucid_cli.reporters.table import environment_words
 from lucid_cli.reporters.tabular import Cell, Table
@@ -72,8 +73,13 @@ def _readable(report: Report, analysis: Analysis, *, is_first: bool) -> Table:
             f"{level(report.header.alpha)} t %",
         ),
         rows=tuple(_cells(name, analysis.metrics[name]) for name in names[:MAX_ROWS]),
-        notes=(*left_out, *_notes(report, analysis, is_first=is_first)),
+        notes=(*left_out, *_missing(analysis, names[:MAX_ROWS]), *_notes(report, analysis, is_first=is_first)),
     )
+
+
+def _missing(analysis: Analysis, names: Sequence[str]) -> list[str]:
+    """Say which of the shown values are of fewer pairs than the others."""
+    return missing_words(analysis, [name for name in names if analysis.metrics[name].base.n])
 
 
 def _cells(name: str, metric: MetricAnalysis) -> tuple[Cell, ...]:
@@ -99,7 +105,7 @@ def _arm(arm: ArmSummary, scaled: tuple[float, str, int]) -> str:
 
 def _notes(report: Report, analysis: Analysis, *, is_first: bool) -> list[str]:
     parity = analysis.parity
-    what = f": {', '.join(parity.covered)}" if parity.covered else ""
+    what = f": {', '.join(parity.deciding)}" if parity.deciding else ""
     first = f"; first difference: {parity.difference.text}" if parity.difference else ""
     counts = f"{analysis.num_included} in the statistics, {analysis.num_discarded} discarded"
     counts += f", {len(analysis.excluded)} left out" if analysis.excluded else ""

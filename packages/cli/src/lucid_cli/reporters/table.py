@@ -162,12 +162,14 @@ def environment_words(report: Report) -> str:
 
 
 def _steps(report: Report) -> list[str]:
-    counts = {
-        arm.name: [run.agent.num_steps for run in report.runs if run.arm == arm.name] for arm in report.header.arms
-    }
+    runs = [run for run in report.runs if run.status == "ok"]
+    counts = {arm.name: [run.agent.num_steps for run in runs if run.arm == arm.name] for arm in report.header.arms}
     text = ", ".join(f"{name} {_span(nums)}" for name, nums in counts.items() if nums)
+    num_processes = max((run.agent.num_processes for run in runs), default=0)
+    all_in_one = f", of {num_processes} processes together" if num_processes > 1 else ""
     dropped = sum(run.agent.num_dropped for run in report.runs)
-    return labelled("steps", f"{text or 'no run'} in each run" + (f"; {dropped} records lost" if dropped else ""))
+    lost = f"; {dropped} records lost" if dropped else ""
+    return labelled("steps", f"{text} in each run{all_in_one}{lost}" if text else f"no run was ok{lost}")
 
 
 def _span(nums: list[int]) -> str:
