@@ -487,6 +487,16 @@ def test_a_script_without_torch_is_timed_as_a_process(tmp_path: Path) -> None:
     assert profiled.seen.metrics["peak_rss"].reason == "hidden_by_own_memory"
 
 
+def test_steps_without_room_for_their_records_are_counted_as_lost(tmp_path: Path) -> None:
+    """The program goes on, and the report says neither that there was no step nor how long it took."""
+    full = "import lucid_profiler.hooks as hooks\nhooks.RingWriter = lambda path: open('/dev/full/none')\n"
+    profiled = _profile(tmp_path, full + TRAIN_IN_MAIN)
+    assert profiled.done.returncode == 3  # its own
+    assert (profiled.seen.agent.num_steps, profiled.seen.agent.num_dropped) == (6, 6)
+    assert profiled.seen.metrics["step_time_median"].reason == "steps_not_recorded"
+    assert any("NotADirectoryError" in note for note in profiled.seen.notes)
+
+
 def test_states_need_no_torch(tmp_path: Path) -> None:
     """A script may hand over plain values."""
     profiled = _profile(tmp_path, "import lucid_profiler\nlucid_profiler.state('metrics', {'accuracy': [0.5, 0.75]})")

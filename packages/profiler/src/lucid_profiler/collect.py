@@ -22,6 +22,7 @@ from lucid_profiler.entries import (
     MemoryEntry,
     NoteEntry,
     PhasesEntry,
+    StepsEntry,
 )
 from lucid_profiler.journal import LOADED_SUFFIX
 from lucid_profiler.records import (
@@ -85,8 +86,8 @@ def observe(
             loaded=loaded,
             reason=None if loaded else (start_faults[0] if start_faults else no_agent),
             num_processes=len(traces),
-            num_steps=sum(trace.steps.num_written for trace in traces),
-            num_dropped=sum(trace.steps.num_overwritten + trace.steps.num_torn for trace in traces),
+            num_steps=sum(map(_num_steps, traces)),
+            num_dropped=sum(map(_num_dropped, traces)),
             num_errors=sum(end.num_errors for trace in traces if (end := trace.last(EndEntry))) + len(faults),
         ),
         phases=phases.phases if phases else (),
@@ -102,6 +103,17 @@ def observe(
 def _start_faults(run_dir: Path) -> list[str]:
     paths = sorted(run_dir.glob("agent-*.error"))
     return [path.read_text(encoding="utf-8", errors="replace")[:500] for path in paths]
+
+
+def _num_steps(trace: ProcessTrace) -> int:
+    """Return the steps of a process, also where its disk had no room for their records."""
+    told = trace.last(StepsEntry)
+    return max(trace.steps.num_written, told.num_steps if told else 0)
+
+
+def _num_dropped(trace: ProcessTrace) -> int:
+    unwritten = _num_steps(trace) - trace.steps.num_written
+    return unwritten + trace.steps.num_overwritten + trace.steps.num_torn
 
 
 def _wall(first: ProcessTrace, process: Wall) -> Wall:
@@ -122,7 +134,8 @@ def _metrics(
     main = steps[0].optimizer if steps else None
     step_times_ns = [after.begin_ns - before.begin_ns for before, after in pairwise(steps)]
     memory = first.last(MemoryEntry)
-    unknown = no_agent or ("not_finished" if first.steps.records else "no_steps")
+    not_seen = "steps_not_recorded" if _num_steps(first) else "no_steps"
+    unknown = no_agent or ("not_finished" if first.steps.records else not_seen)
     too_few = unknown if not steps else "too_few_steps"
     no_cuda = "no_cuda" if memory else unknown
     return {

@@ -20,6 +20,7 @@ __all__ = [
     "NoteEntry",
     "PhasesEntry",
     "StateEntry",
+    "StepsEntry",
 ]
 
 
@@ -126,6 +127,13 @@ class StateEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepsEntry:
+    """How many steps ended, whether or not there was room to record them."""
+
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureEntry:
     """What the optimizers report; each report is checked by itself, since it need not come from lucid."""
 
@@ -166,6 +174,7 @@ ENTRY_TYPES: dict[str, type] = {
     "nonfinite": NonfiniteEntry,
     "phases": PhasesEntry,
     "state": StateEntry,
+    "steps": StepsEntry,
     "capture": CaptureEntry,
     "env": EnvEntry,
     "note": NoteEntry,

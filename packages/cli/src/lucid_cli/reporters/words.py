@@ -47,6 +47,7 @@ _REASONS = {
     "PYTHONPATH",
     "no_cuda": "no CUDA device was used",
     "no_steps": "no optimizer step was seen",
+    "steps_not_recorded": "the optimizer steps could not be recorded; a note says why",
     "too_few_steps": "fewer than two optimizer steps were seen",
     "not_finished": "the process ended without its exit handlers",
     "hidden_by_own_memory": "not above lucid's own memory",
