@@ -77,26 +77,6 @@ def test_the_program_is_looked_up_in_the_childs_own_path(interrupts: Interrupts)
     assert ended.output_tail.startswith("lucid ")
 
 
-def test_interrupts_give_the_handlers_back() -> None:
-    """Whatever handled the signals before does so again."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
-    before = [signal.getsignal(number) for number in numbers]
-    with Interrupts() as interrupts:
-        signal.raise_signal(signal.SIGTERM)
-        assert interrupts.first == signal.SIGTERM
-        assert interrupts.events.get(timeout=5) == signal.SIGTERM
-    assert [signal.getsignal(number) for number in numbers] == before
-
-
-def test_going_on_after_the_signal_that_ends_it_is_no_stop() -> None:
-    """timeout(1) sends SIGCONT together with its signal."""
-    with Interrupts() as interrupts:
-        signal.raise_signal(signal.SIGCONT)
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGCONT)
-        assert interrupts.num_continued == 1
-
-
 @pytest.mark.parametrize("timeout_s", [1e7, 1e10, 1e30, sys.float_info.max])
 def test_a_limit_in_a_million_years_is_a_limit(interrupts: Interrupts, timeout_s: float) -> None:
     """No wait is too long for the system's clocks."""
@@ -106,7 +86,7 @@ def test_a_limit_in_a_million_years_is_a_limit(interrupts: Interrupts, timeout_s
 
 def test_a_long_limit_is_waited_for_in_parts(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that ends is not the limit."""
-    monkeypatch.setattr(child, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr("lucid_cli.interrupts._POLL_S", 0.01)
     for timeout_s in (None, 30.0):
         ended = run_child(["sleep", "0.2"], os.environ, interrupts=interrupts, timeout_s=timeout_s)
         assert (ended.ending, ended.returncode) == ("by_itself", 0)
@@ -178,6 +158,23 @@ def test_a_tail_fits_whatever_the_bytes_are(interrupts: Interrupts, unit: str) -
             assert "\ufffd" not in text
 
 
+def test_orphans_of_what_was_there_before_are_not_of_the_run(interrupts: Interrupts) -> None:
+    """A shell may exec lucid beside a job of its own, which leaves processes to lucid while a run goes on."""
+    with adopting_orphans():
+        script = "read go; sleep 60 >/dev/null & echo $!"
+        sibling = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        left: list[int] = []
+
+        def end_sibling(_pid: int) -> None:
+            left.append(int(sibling.communicate(b"\n", timeout=30)[0]))
+
+        ended = run_child(["true"], os.environ, interrupts=interrupts, on_start=end_sibling)
+        assert (ended.outlived, ended.unended) == ((), ())
+        os.kill(left[0], signal.SIGTERM)
+        _pid, status = os.waitpid(left[0], 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+
+
 ESCAPES = "setsid sleep 60 >/dev/null 2>&1 & setsid sh -c 'sleep 60 & wait' & exit 3"
 
 
@@ -185,10 +182,10 @@ def test_processes_in_other_sessions_are_ended_and_named(interrupts: Interrupts)
     """Nothing of a run goes on after it, and the time of the run is that of the command."""
     with subprocess.Popen(["sleep", "60"]) as bystander:
         with adopting_orphans():
-            before = descendants.children()
+            before = descendants.sessions()
             ended = run_child(["sh", "-c", ESCAPES], os.environ, interrupts=interrupts)
             assert not descendants.descendants(before)
-            assert descendants.children() == before
+            assert descendants.sessions() == before
         assert bystander.poll() is None
         bystander.kill()
     assert (ended.returncode, ended.outlived, ended.unended) == (3, ("sh", "sleep", "sleep"), ())
@@ -198,9 +195,9 @@ def test_processes_in_other_sessions_are_ended_and_named(interrupts: Interrupts)
 def test_a_process_that_ends_soon_is_not_said_to_have_been_ended(interrupts: Interrupts) -> None:
     """What clears up after the command's end has a moment for it."""
     with adopting_orphans():
-        before = descendants.children()
+        before = descendants.sessions()
         ended = run_child(["sh", "-c", "setsid sleep 0.3 >/dev/null 2>&1 &"], os.environ, interrupts=interrupts)
-        assert descendants.children() == before
+        assert descendants.sessions() == before
     assert (ended.outlived, ended.unended, ended.held_output) == ((), (), False)
 
 

@@ -1,5 +1,7 @@
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,7 +129,74 @@ def test_a_run_of_another_environment_than_its_arm_began_with_is_tainted(path: P
     report = read_report(path)
     assert [run.taints for run in report.runs] == [()] * 6 + [("changed",), ()]
     assert report.runs[6].notes == (
-        "it had other versions or flags than the first run of its arm: torch 2.9 before, 2.8 now",
+        "it had other versions or flags than the first good run of its arm: torch 2.9 before, 2.8 now",
     )
     assert [pair.included for pair in report.pairs] == [True, True, True, False]
     assert verify_summary(report) == []
+
+
+FOUR = arm_slots(ARMS[:2], [("b", 1.0, 1.0)] * 4)
+REST = arm_slots(ARMS[:2], [("b", 1.0, 1.0)] * 2, slot=8, pair=4)
+
+
+def _resumed_taints(
+    path: Path, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, ...]]:
+    """Return the taints of the runs after a resume, where the last run before it was interrupted."""
+    header = replace(make_arms_header(path, ARMS[:2], FOUR), taints=TAINTS)
+    with Writer(path) as writer:
+        slots, recorder = FOUR[: len(before)], Recorder(writer, header)
+        add_runs(recorder, slots, WALLS, identities=before, statuses={len(before) - 1: "interrupted"})
+    with opened(path) as writer:
+        recorder = Recorder.continued(writer, read_report(path), Resume(block=1, created="", slots=REST))
+        add_runs(recorder, REST, WALLS, identities=after)
+    return [run.taints for run in read_report(path).runs[len(before) :]]
+
+
+def test_an_arm_whose_first_run_saw_nothing_begins_with_its_next(path: Path) -> None:
+    """A run that was ended before its agent wrote did not have the environment of the other arm."""
+    a: dict[str, Any] = {"cublas_workspace_config": ":4096:8"}
+    b: dict[str, Any] = {"cublas_workspace_config": None}
+    assert _resumed_taints(path, [a, {}], [a, b, a, b]) == [()] * 4
+
+
+def test_a_run_that_was_interrupted_is_no_measure_for_others(path: Path) -> None:
+    """It may have ended before it loaded torch."""
+    half, whole = {"python": "3.11"}, {"python": "3.11", "torch": "2.9"}
+    assert _resumed_taints(path, [half], [whole] * 4) == [()] * 4
+
+
+def test_a_run_that_failed_is_no_measure_for_others(path: Path) -> None:
+    """Nor are the others for it."""
+    half, whole = {"python": "3.11"}, {"python": "3.11", "torch": "2.9"}
+    with Writer(path) as writer:
+        recorder = Recorder(writer, make_arms_header(path, ARMS[:2], FOUR))
+        identities = [half, whole, whole, whole, half, whole, whole, whole]
+        add_runs(recorder, FOUR, WALLS, identities=identities, statuses={0: "failed", 4: "failed"})
+        report = recorder.report()
+    assert [run.taints for run in report.runs] == [()] * 8
+    assert [pair.flags for pair in report.pairs] == [("failed:0",), (), ("failed:4",), ()]
+
+
+def test_a_run_of_an_older_file_has_the_environment_that_it_wrote(path: Path) -> None:
+    """Its runs do not name theirs; what another run wrote is not taken for it."""
+    with Writer(path) as writer:
+        add_runs(Recorder(writer, make_arms_header(path, ARMS[:2], FOUR)), FOUR[:4], WALLS)
+    report = read_report(path)
+    older = replace(report, runs=tuple(replace(run, identity_digest="") for run in report.runs))
+    with opened(path) as writer:
+        recorder = Recorder.continued(writer, older, Resume(block=1, created="", slots=REST))
+        add_runs(recorder, REST, WALLS, identities=[{"torch": "2.8", "python": "3.11.7"}] * 4)
+    assert [run.taints for run in read_report(path).runs] == [()] * 4 + [("changed",), ()] * 2
+
+
+def test_each_run_names_its_environment(path: Path) -> None:
+    """Also where it stands with an earlier run; one that saw nothing names none."""
+    a, b = {"num_threads": 1}, {"num_threads": 4}
+    with Writer(path) as writer:
+        recorder = Recorder(writer, make_arms_header(path, ARMS[:2], FOUR))
+        add_runs(recorder, FOUR[:4], WALLS, identities=[a, a, {}, b])
+    report = read_report(path)
+    assert [env.run for env in report.envs] == [0, 3]
+    first, last = (env.identity_digest for env in report.envs)
+    assert [run.identity_digest for run in report.runs] == [first, first, "", last]

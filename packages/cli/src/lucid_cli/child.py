@@ -1,6 +1,5 @@
 """One measured process: started as typed in a session of its own, drained, awaited, and its group cleared away."""
 
-import math
 import os
 import resource
 import signal
@@ -14,14 +13,13 @@ from queue import Empty
 from typing import IO, Literal
 
 from lucid_cli.command import cannot_start
-from lucid_cli.descendants import children, death_signal, end_orphans, wait_for_orphans
+from lucid_cli.descendants import death_signal, end_orphans, sessions, wait_for_orphans
 from lucid_cli.drain import Drain
 from lucid_cli.interrupts import Interrupts
 
 INTERRUPT_GRACE_S = 30.0  # for a program that saves its work when it is interrupted
 TIMEOUT_GRACE_S = 2.0
 DRAIN_GRACE_S = 1.0
-_LONGEST_WAIT_S = 3600.0  # a queue refuses to wait for centuries
 
 __all__ = ["DRAIN_GRACE_S", "INTERRUPT_GRACE_S", "TIMEOUT_GRACE_S", "Ended", "run_child"]
 
@@ -81,7 +79,7 @@ def run_child(
         on_start: called with the command's number once it runs, while its end is already being awaited. What it takes
             delays signals and limits, so it must not wait. If it raises, the command is ended.
         spared: called once the command has ended; returns the numbers of children of lucid's own that do not belong to
-            the run.
+            the run; each leads a session.
 
     Raises:
         CannotStartError: the command cannot be started.
@@ -125,8 +123,8 @@ class _Child:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, stdin: IO[bytes] | None) -> None:
         self.outlived: dict[int, str] = {}
         self.unended: dict[int, str] = {}
-        # Whatever was lucid's child before does not belong to the run: a shell may exec lucid beside its own jobs.
-        before = children()
+        # A shell may exec lucid beside its own jobs, whose orphans become lucid's too.
+        self._spared = set(sessions())
         self.begin_ns = time.monotonic_ns()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - running what the user typed is the purpose
@@ -142,11 +140,10 @@ class _Child:
         except OSError as error:
             raise cannot_start(command[0], error) from error
         self.pid = self._process.pid
-        self._spared = {*before, self.pid}
 
-    def spare(self, pids: Collection[int]) -> None:
-        """Leave these children of lucid out of what the run has left behind."""
-        self._spared.update(pids)
+    def spare(self, leaders: Collection[int]) -> None:
+        """Leave the sessions of these children of lucid out of what the run has left behind."""
+        self._spared.update(leaders)
 
     def drain(self, *, copy_output: bool) -> Drain:
         """Return what reads the two pipes from now on, and closes them."""
@@ -208,12 +205,9 @@ def _await(pid: int, interrupts: Interrupts, *, deadline: float | None) -> Endin
     """Wait until the process has ended, pass signals on to its group, and keep the limits."""
     ending: Ending = "by_itself"
     while True:
-        remaining = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            event = interrupts.events.get(timeout=min(remaining, _LONGEST_WAIT_S))
+            event = interrupts.events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
         except Empty:
-            if deadline is None or time.monotonic() < deadline:
-                continue
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
                 deadline = None
             elif ending == "by_itself":

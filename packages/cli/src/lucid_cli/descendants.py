@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ _DEAD = frozenset("ZXx")
 _POLL_S = 0.02
 _END_LIMIT_S = 5.0  # for the kernel to take down what was killed
 
-__all__ = ["adopting_orphans", "children", "death_signal", "descendants", "end_orphans", "wait_for_orphans"]
+__all__ = ["adopting_orphans", "death_signal", "descendants", "end_orphans", "sessions", "wait_for_orphans"]
 
 
 def _load_prctl() -> Callable[..., int] | None:
@@ -45,6 +45,7 @@ _prctl = _load_prctl()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Process:
     parent: int
+    session: int
     name: str
     is_running: bool
 
@@ -82,25 +83,22 @@ def death_signal() -> Callable[[], None] | None:
     return set_death_signal
 
 
-def children() -> frozenset[int]:
-    """Return the numbers of this process's children, zombies included."""
-    return frozenset(pid for pid, process in _processes().items() if process.parent == os.getpid())
+def sessions() -> frozenset[int]:
+    """Return the sessions of this process and its descendants, zombies included.
+
+    A process can begin a session but never enter one: what is in one of these does not come from a command that is
+    started later in a session of its own, whoever its parent is by then.
+    """
+    return frozenset({os.getsid(0), *(process.session for process in _below(()).values())})
 
 
 def descendants(spared: Collection[int]) -> dict[int, str]:
     """Return the running descendants of this process by number, with their names.
 
     Args:
-        spared: children that are left out with their own descendants.
+        spared: sessions whose processes are left out with their own descendants.
     """
-    processes = _processes()
-    found: dict[int, str] = {}
-    parents = {os.getpid()}
-    while parents:
-        level = {pid: process for pid, process in processes.items() if process.parent in parents and pid not in spared}
-        found |= {pid: process.name for pid, process in level.items() if process.is_running}
-        parents = set(level)
-    return found
+    return {pid: process.name for pid, process in _below(spared).items() if process.is_running}
 
 
 def wait_for_orphans(spared: Collection[int], *, timeout_s: float) -> dict[int, str]:
@@ -112,7 +110,7 @@ def wait_for_orphans(spared: Collection[int], *, timeout_s: float) -> dict[int, 
 
 
 def end_orphans(spared: Collection[int]) -> tuple[dict[int, str], dict[int, str]]:
-    """Kill and reap all children but the spared ones, then those that they leave behind.
+    """Kill and reap all children but those in spared sessions, then those that they leave behind.
 
     Only children are signalled: the number of a child belongs to nobody else before it is reaped.
 
@@ -122,13 +120,12 @@ def end_orphans(spared: Collection[int]) -> tuple[dict[int, str], dict[int, str]
     killed: dict[int, str] = {}
     deadline = time.monotonic() + _END_LIMIT_S
     while time.monotonic() < deadline:
-        processes = _processes()
-        own = [pid for pid, process in processes.items() if process.parent == os.getpid() and pid not in spared]
+        own = _level(_processes(), {os.getpid()}, spared)
         if not own:
             return killed, {}
         for pid in own:
-            if processes[pid].is_running:
-                killed[pid] = processes[pid].name
+            if own[pid].is_running:
+                killed[pid] = own[pid].name
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):
@@ -153,6 +150,24 @@ def _is_adopting() -> bool:
     )
 
 
+def _below(spared: Collection[int]) -> dict[int, _Process]:
+    processes = _processes()
+    found: dict[int, _Process] = {}
+    level = _level(processes, {os.getpid()}, spared)
+    while level:
+        found |= level
+        level = _level(processes, level, spared)
+    return found
+
+
+def _level(processes: Mapping[int, _Process], parents: Collection[int], spared: Collection[int]) -> dict[int, _Process]:
+    return {
+        pid: process
+        for pid, process in processes.items()
+        if process.parent in parents and process.session not in spared
+    }
+
+
 def _processes() -> dict[int, _Process]:
     """Return all processes that /proc shows; none where orphans are not adopted, so that nothing else is ended."""
     found = {}
@@ -167,5 +182,10 @@ def _processes() -> dict[int, _Process]:
 def _parse(stat: bytes) -> _Process:
     # The name may hold blanks and parentheses: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
     name, _, rest = stat.partition(b"(")[2].rpartition(b")")
-    state, parent = rest.split()[:2]
-    return _Process(parent=int(parent), name=name.decode("utf-8", "replace"), is_running=state.decode() not in _DEAD)
+    state, parent, _group, session = rest.split()[:4]
+    return _Process(
+        parent=int(parent),
+        session=int(session),
+        name=name.decode("utf-8", "replace"),
+        is_running=state.decode() not in _DEAD,
+    )

@@ -23,7 +23,7 @@ TAINT_RULES = MappingProxyType(
         "throttled": "A pair is left out when heat or the power supply held a GPU of one of its runs back.",
         "foreign": "A pair is left out when another process used a GPU of one of its runs, and not of both.",
         "suspended": "A pair is left out when the machine slept, or lucid was stopped, during one of its runs.",
-        "changed": "A pair is left out when a run of it had other versions or flags than the first run of its arm.",
+        "changed": "A pair is left out when a run of it had other versions or flags than its arm's first good run.",
     }
 )
 

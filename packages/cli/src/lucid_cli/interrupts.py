@@ -1,21 +1,57 @@
 """Signals to lucid itself, as events that the loop around a measured process waits for."""
 
+import math
 import signal
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Lock
+from time import monotonic
 from types import FrameType
 from typing import Any
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_POLL_S = 0.1
+_SAME_REQUEST_S = 0.2  # longer than a handler may be late
 
 __all__ = ["Interrupts"]
+
+
+class _Events(SimpleQueue[int | str]):
+    """A queue that hands out signals soon after they came.
+
+    Python runs their handlers in the main thread alone, while the kernel may give a signal to any thread, a library's
+    too: the main thread must not wait for long without running. A lock does the waiting, because `SimpleQueue.get` may
+    wait for ever once a signal has interrupted it (CPython 3.11).
+    """
+
+    def __init__(self) -> None:
+        self._waiting = Lock()  # held while nothing has come
+        self._waiting.acquire()
+
+    def put(self, item: int | str, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        with suppress(RuntimeError):
+            self._waiting.release()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> int | str:
+        deadline = math.inf if timeout is None else monotonic() + timeout
+        while True:
+            rest = deadline - monotonic()
+            try:
+                return self.get_nowait()
+            except Empty:
+                if not block or rest <= 0:
+                    raise
+            self._waiting.acquire(timeout=min(rest, _POLL_S))
 
 
 class Interrupts:
     """While entered, SIGINT, SIGTERM, SIGHUP and SIGQUIT become entries of `events` instead of ending lucid.
 
     A signal that lucid was started with ignored stays ignored, as `nohup` and background jobs expect. SIGCHLD is set
-    to its default, because the kernel keeps no exit status for a parent that ignores it.
+    to its default, because the kernel keeps no exit status for a parent that ignores it. A signal that comes once more
+    within 0.2 s is one request: timeout(1) sends its own to lucid and then to lucid's group.
 
     Attributes:
         events: numbers of the signals, between whatever else is put there; its `put` may be called from a handler.
@@ -25,9 +61,11 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.events: SimpleQueue[int | str] = SimpleQueue()
+        self.events: SimpleQueue[int | str] = _Events()
         self.first: signal.Signals | None = None
         self.num_continued = 0
+        self._last: int | None = None
+        self._last_s = 0.0
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> "Interrupts":  # noqa: PYI034 - typing.Self is newer than the oldest Python supported
@@ -46,6 +84,10 @@ class Interrupts:
         self.num_continued += self.first is None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        now = monotonic()
+        if number == self._last and now - self._last_s < _SAME_REQUEST_S:
+            return
+        self._last, self._last_s = number, now
         if self.first is None:
             self.first = signal.Signals(number)
         self.events.put(number)

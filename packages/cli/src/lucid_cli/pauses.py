@@ -10,7 +10,6 @@ from lucid_cli.plan import Observer
 
 IDLE_LIMIT_S = 60.0
 IDLE_POLL_S = 1.0
-_LONGEST_WAIT_S = 3600.0  # at once: a clock that waits has a limit
 
 __all__ = ["IDLE_LIMIT_S", "Pauses"]
 
@@ -71,4 +70,4 @@ class Pauses:
         deadline = time.monotonic() + seconds
         while self._interrupts.first is None and (rest := deadline - time.monotonic()) > 0:
             with suppress(Empty):
-                self._interrupts.events.get(timeout=min(rest, _LONGEST_WAIT_S))
+                self._interrupts.events.get(timeout=rest)

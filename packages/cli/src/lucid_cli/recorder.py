@@ -82,7 +82,7 @@ class Recorder:
         Raises:
             OSError: the report cannot be written.
         """
-        run = self._with_changes(run, observation.identity)
+        run = self._with_identity(run, observation.identity)
         self._write(run)
         if observation.identity:
             self._add_env(make_env("process", observation.identity, observation.volatile, run=run.run))
@@ -142,16 +142,24 @@ class Recorder:
             complete=bool(ends),
         )
 
-    def _with_changes(self, run: Run, identity: Identity) -> Run:
-        """Taint a run that had another environment than the first one of its arm."""
-        first = self._first_identities.setdefault(run.arm, identity) if identity else {}
+    def _with_identity(self, run: Run, identity: Identity) -> Run:
+        """Name the environment of a run, and taint it where the first good run of its arm had another.
+
+        A run that is not ok may have ended before it saw all of its own.
+        """
+        if not identity:
+            return run
+        run = replace(run, identity_digest=identity_digest(identity))
+        if run.status != "ok":
+            return run
+        first = self._first_identities.setdefault(run.arm, identity)
         keys = sorted(
             key for key in (first.keys() | identity.keys()) - _OF_PLACE if first.get(key) != identity.get(key)
         )
-        if not identity or not keys:
+        if not keys:
             return run
         words = ", ".join(f"{key} {first.get(key)} before, {identity.get(key)} now" for key in keys)
-        note = f"it had other versions or flags than the first run of its arm: {words}"
+        note = f"it had other versions or flags than the first good run of its arm: {words}"
         return replace(run, taints=(*run.taints, "changed"), notes=(*run.notes, note))
 
     def _is_further(self, run: Run) -> bool:
@@ -202,12 +210,13 @@ def make_env(
 
 
 def _first_identities(report: Report) -> dict[str, Identity]:
-    """Return the environment of the first run of each arm; the file has one only where it differs from the last."""
-    written = {env.run: env.identity for env in report.envs if env.scope == "process"}
+    """Return the environment of the first good run of each arm; runs of older files name it only by writing it."""
+    envs = [env for env in report.envs if env.scope == "process"]
+    named = {env.identity_digest: env.identity for env in envs}
+    written = {env.run: env.identity_digest for env in envs}
     found: dict[str, Identity] = {}
-    current: Identity = {}
     for run in report.runs:
-        current = written.get(run.run, current)
-        if current and run.agent.loaded:
-            found.setdefault(run.arm, current)
+        digest = run.identity_digest or written.get(run.run)
+        if run.status == "ok" and digest in named:
+            found.setdefault(run.arm, named[digest])
     return found

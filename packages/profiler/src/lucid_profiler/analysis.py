@@ -164,8 +164,8 @@ def plain_analysis(analysis: Analysis) -> dict[str, Any]:
 def unasked_runs(report: Report) -> set[int]:
     """Return the runs whose states are not compared: those of pairs that were cut off, and `changed` ones left out.
 
-    Under other versions or flags than its arm's first run had a run may well end in another state. What bends times
-    alone, such as heat, leaves states to be compared.
+    Under other versions or flags than its arm's first good run had a run may well end in another state. What bends
+    times alone, such as heat, leaves states to be compared.
     """
     changed = [run for run in report.runs if _CHANGED in run.taints] if _CHANGED in report.header.taints else []
     return {run.run for run in (*changed, *unpaired_runs(report))}

@@ -57,7 +57,7 @@ METHOD = "paired/2"
 KNOWN_METHODS = ("paired/1", METHOD)
 TAINTS = ("throttled", "foreign", "suspended", "changed")
 """What can have bent a run from outside: the driver held its clocks back, another process used its GPU, the machine
-slept, lucid was stopped, or versions or flags were not those of its arm's first run."""
+slept, lucid was stopped, or versions or flags were not those of its arm's first good run."""
 
 Better = Literal["lower", "higher", "none"]
 RunStatus = Literal["ok", "failed", "timeout", "interrupted", "not_started"]
