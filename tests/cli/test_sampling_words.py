@@ -39,9 +39,9 @@ def said(report: Report) -> str:
     ("bound_j", "words"),
     [
         (None, "by how much it may be off is not known"),
-        (0.004, "to 0.1% or better"),
-        (5.16, "to 0.6% or better"),
-        (120.0, "to 12.0% or better"),
+        (0.004, "to 0.1 % or better"),
+        (5.16, "to 0.6 % or better"),
+        (120.0, "to 12.0 % or better"),
     ],
 )
 def test_energy_is_told_with_what_it_may_be_off_by(bound_j: float | None, words: str) -> None:
@@ -82,7 +82,7 @@ def test_the_longest_time_between_two_readings_is_told() -> None:
 def test_energy_is_told_with_its_bound(source: Any) -> None:
     """Whichever it comes from."""
     energy = DeviceEnergy(uuid=UUID, value_j=1000.0, bound_j=60.0, source=source)
-    assert ", to 6.0% or better" in said(report_of(energy=(energy,)))
+    assert ", to 6.0 % or better" in said(report_of(energy=(energy,)))
 
 
 def test_a_spike_that_nobody_can_account_for_is_told(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from lucid_profiler.metrics import analyze_metric, paired_logs
 from lucid_profiler.pairs import PairedEffect
 from lucid_profiler.parity import Parity
 from lucid_profiler.records import AgentHealth, Metric, Run
-from lucid_profiler.verdict import Decision, judge
+from lucid_profiler.verdict import Claims, Decision, judge
 
 __all__ = ["ALPHA", "Order", "Outcome", "Setting", "Tally", "assess", "outcomes", "simulate", "tally"]
 
@@ -109,7 +109,7 @@ def assess(pairs: list[tuple[Run, Run]], controls: Sequence[tuple[Run, Run]] = (
         raise ValueError("walls must be positive")
     warnings = (*find_warnings(paired_logs("wall", pairs), metric.effect, alpha=ALPHA), *_assess_controls(controls))
     verdict = judge(
-        metric, name="wall", num_included=len(pairs), claims=(), parity=_EQUAL, alpha=ALPHA, warnings=warnings
+        metric, name="wall", num_included=len(pairs), claims=Claims(), parity=_EQUAL, alpha=ALPHA, warnings=warnings
     )
     return Outcome(decision=verdict.decision, effect=metric.effect, warnings=warnings)
 

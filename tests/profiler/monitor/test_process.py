@@ -16,7 +16,7 @@ from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.address import lock_path, socket_path
 from lucid_profiler.monitor.client import Client, connect
 from lucid_profiler.monitor.log import read_log
-from lucid_profiler.monitor.process import launch
+from lucid_profiler.monitor.process import Monitor, launch
 from lucid_profiler.monitor.protocol import encode
 from lucid_profiler.monitor.records import End, Event, Header, Mark, Sample, TargetExit
 from lucid_profiler.monitor.tree import read_stat
@@ -97,10 +97,7 @@ def _parent(name: str) -> int:
         return 0
 
 
-def test_a_monitor_follows_until_it_is_stopped(
-    target: "subprocess.Popen[bytes]", output: Path, directory: Path
-) -> None:
-    """Samples come at their interval, marks are answered, and the last record is there when `stop` returns."""
+def _launch_with_socket(target: "subprocess.Popen[bytes]", output: Path, directory: Path) -> Monitor:
     monitor = launch(
         target_pid=target.pid,
         output=output,
@@ -110,6 +107,14 @@ def test_a_monitor_follows_until_it_is_stopped(
         timeout_s=LIMIT_S,
     )
     assert monitor.reason is None
+    return monitor
+
+
+def test_a_monitor_follows_until_it_is_stopped(
+    target: "subprocess.Popen[bytes]", output: Path, directory: Path
+) -> None:
+    """Samples come at their interval, marks are answered, and the last record is there when `stop` returns."""
+    monitor = _launch_with_socket(target, output, directory)
     wait_for_samples(output, 3)
     client = connect(directory, timeout_s=LIMIT_S)
     assert client is not None
@@ -361,15 +366,7 @@ def test_cycles_leave_nothing(target: "subprocess.Popen[bytes]", output: Path) -
 
 def test_bad_clients_change_nothing(target: "subprocess.Popen[bytes]", output: Path, directory: Path) -> None:
     """Silent, half, flooding and deaf ones: samples go on, others are answered, nothing is left at the end."""
-    monitor = launch(
-        target_pid=target.pid,
-        output=output,
-        interval_s=0.02,
-        with_nvml=False,
-        directory=directory,
-        timeout_s=LIMIT_S,
-    )
-    assert monitor.reason is None
+    monitor = _launch_with_socket(target, output, directory)
     bad = []
     for data in (b"", encode({"verb": "status"})[:9], encode({"verb": "status"}) * 500, b"\xff" * 70_000):
         client = socket.socket(socket.AF_UNIX)

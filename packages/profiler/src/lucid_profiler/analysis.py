@@ -24,7 +24,7 @@ from lucid_profiler.pairing import (
 from lucid_profiler.parity import Parity, check_parity
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Pair, Run
-from lucid_profiler.verdict import CaptureCheck, CaptureClaim, Comparison, Verdict, WallClaim, check_capture, judge
+from lucid_profiler.verdict import CaptureCheck, CaptureClaim, Claims, Comparison, Verdict, check_capture, judge
 
 __all__ = [
     "Analysis",
@@ -130,7 +130,7 @@ def analyze(report: Report, other: str | None = None) -> Analysis:
             metrics.get(primary),
             name=primary,
             num_included=len(included),
-            claims=[*_claims(report, capture), *([WallClaim(runs_of)] if primary == _WALL else [])],
+            claims=Claims(tuple(_claims(report, capture)), runs_of if primary == _WALL else {}),
             parity=parity,
             alpha=alpha,
             warnings=() if report.header.method in WITHOUT_WARNINGS else warnings,

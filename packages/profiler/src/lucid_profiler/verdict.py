@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from lucid_profiler.drift import AnalysisWarning, WarningCode
@@ -11,7 +12,7 @@ from lucid_profiler.pairs import MIN_PAIRS, pairs_needed
 from lucid_profiler.parity import Parity
 from lucid_profiler.records import Run
 
-__all__ = ["CaptureCheck", "CaptureClaim", "Comparison", "Decision", "Verdict", "WallClaim", "check_capture", "judge"]
+__all__ = ["CaptureCheck", "CaptureClaim", "Claims", "Comparison", "Decision", "Verdict", "check_capture", "judge"]
 
 _TAKE_BACK: tuple[WarningCode, ...] = ("drift_explains", "control_differs")
 """Warnings that make better and worse inconclusive."""
@@ -47,15 +48,13 @@ class CaptureClaim(NamedTuple):
     check: CaptureCheck
 
 
-class WallClaim(NamedTuple):
-    """That the walls of all runs in the statistics span the same.
+class Claims(NamedTuple):
+    """What has to be so for a verdict, beside parity and the number of pairs."""
 
-    A wall that is taken from optimizer steps ends with the last one that was seen. Steps that call no optimizer, as in
-    a replayed graph that holds them, are in no such wall: where their numbers differ, the walls are of unequal work.
-    """
-
-    runs: Mapping[str, Sequence[Run]]
-    """By arm."""
+    captures: Sequence[CaptureClaim] = ()
+    """Of the arms that are said to capture or not; of others nothing is asked."""
+    walls: Mapping[str, Sequence[Run]] = MappingProxyType({})
+    """By arm, the runs whose walls have to span the same; none where the metric is no wall."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,7 @@ def judge(
     *,
     name: str,
     num_included: int,
-    claims: Sequence[CaptureClaim | WallClaim],
+    claims: Claims,
     parity: Parity,
     alpha: float,
     warnings: Sequence[AnalysisWarning] = (),
@@ -122,7 +121,7 @@ def judge(
         metric: Its analysis, None if no included run records it.
         name: Its name.
         num_included: Pairs in the statistics.
-        claims: What arms are said to do about captures, and that walls are comparable; else nothing is asked.
+        claims: What has to be so.
         parity: Of the runs.
         alpha: Two-sided rate of false verdicts.
         warnings: Of the primary metric; `drift_explains` and `control_differs` take better and worse back.
@@ -131,7 +130,8 @@ def judge(
     decision, reason, detail = (
         _check_states(parity)
         or _check_presence(parity, num_included, kind)
-        or _check_claims(claims)
+        or _check_captures(claims.captures)
+        or _check_walls(claims.walls)
         or _check_number(metric, num_included)
         or _check_warnings(metric, warnings)
         or _decide(metric)
@@ -189,12 +189,6 @@ def _check_presence(parity: Parity, num_included: int, kind: Comparison) -> _Out
     return None
 
 
-def _check_claims(claims: Sequence[CaptureClaim | WallClaim]) -> _Outcome | None:
-    captures = [claim for claim in claims if isinstance(claim, CaptureClaim)]
-    walls = [claim for claim in claims if isinstance(claim, WallClaim)]
-    return _check_captures(captures) or next(filter(None, map(_check_walls, walls)), None)
-
-
 def _check_captures(claims: Sequence[CaptureClaim]) -> _Outcome | None:
     for arm, is_captured, check in sorted(claims, key=lambda claim: not claim.is_captured):
         if is_captured and check.num_replaying < check.num_runs:
@@ -208,8 +202,13 @@ def _check_captures(claims: Sequence[CaptureClaim]) -> _Outcome | None:
     return None
 
 
-def _check_walls(claim: WallClaim) -> _Outcome | None:
-    spans = {arm: sorted({_span(run) for run in runs}) for arm, runs in claim.runs.items()}
+def _check_walls(walls: Mapping[str, Sequence[Run]]) -> _Outcome | None:
+    """Ask that the walls span the same.
+
+    One that is taken from optimizer steps ends with the last one that was seen. Steps that call no optimizer, as in a
+    replayed graph that holds them, are in no such wall: where their numbers differ, the walls are of unequal work.
+    """
+    spans = {arm: sorted({_span(run) for run in runs}) for arm, runs in walls.items()}
     if len({span for found in spans.values() for span in found}) <= 1:
         return None
     listed = " and ".join(f"{_span_words(found)} in {arm} runs" for arm, found in spans.items())

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+from lucid_cli.reporters.words import at_best
 from lucid_profiler.monitored import DeviceEnergy
 from lucid_profiler.records import Run
 
 METRIC = "gpu_energy"
 _SOURCES = {"counter": "counter", "power_held": "power readings"}
-_STEPS_A_PERCENT = 10
 
 __all__ = ["METRIC", "energy_words"]
 
@@ -24,8 +24,7 @@ def energy_words(runs: Sequence[Run]) -> str:
     known = [share for share in shares if share is not None]
     if len(known) < len(shares):
         return f"no bound ({' and '.join(sources)})"
-    most = max(1, *(math.ceil(100 * _STEPS_A_PERCENT * share) for share in known))
-    return f"to {most / _STEPS_A_PERCENT:.1f} % or better ({' and '.join(sources)})"
+    return f"{at_best(max(known))} ({' and '.join(sources)})"
 
 
 def _is_known(run: Run) -> bool:

@@ -1,12 +1,11 @@
 """What sampling beside the runs came to: how it went, what it cost, the energy's bounds, the memory's account."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
 from lucid_cli.reporters.layout import columns, followed, labelled
-from lucid_cli.reporters.words import amount, counted, reason_words, scale
+from lucid_cli.reporters.words import amount, at_best, counted, reason_words, scale
 from lucid_profiler.monitored import MemoryAccount, MonitorReport
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Run
@@ -107,7 +106,7 @@ def _energy(runs: Sequence[Run]) -> list[str]:
             words.append(f"{sources[source]}; by how much it may be off is not known")
             continue
         bounds = [one.bound_j / one.value_j for one in found if one.bound_j and one.value_j]
-        words.append(sources[source] + (f", to {math.ceil(max(bounds) * 1000) / 10:.1f}% or better" if bounds else ""))
+        words.append(sources[source] + (f", {at_best(max(bounds))}" if bounds else ""))
     return labelled("energy", f"from {'; and from '.join(words)}")
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 
 from lucid_profiler.monitor.readings import REASONS as MONITOR_REASONS
 from lucid_profiler.records import Run
@@ -13,6 +14,7 @@ __all__ = [
     "METRIC_NAMES",
     "abbreviated",
     "amount",
+    "at_best",
     "change",
     "counted",
     "counted_reasons",
@@ -139,6 +141,11 @@ def amount(value: float | None, scaled: tuple[float, str, int]) -> str:
 def change(log_ratio: float | None) -> float | None:
     """Return the relative change that a log-ratio stands for, in percent."""
     return None if log_ratio is None else 100 * math.expm1(min(log_ratio, 700.0))
+
+
+def at_best(share: float | Fraction) -> str:
+    """Say by what share of itself a value is off at most, rounded up so that it holds."""
+    return f"to {max(1, math.ceil(1000 * share)) / 10:.1f} % or better"
 
 
 def percent(log_ratio: float | None) -> str:
