@@ -36,7 +36,7 @@ BEGIN = "<!-- figures:"
 SMALLEST_REST = 0.0005  # of the wall: what lies between marks is often less than a digit
 DASH = "\N{EN DASH}"
 # The rows of the fit's table.
-FIT_METRICS = ("wall", "peak_allocated", "peak_reserved", "step_time_median", "cpu_time", "gpu_energy")
+FIT_METRICS = ("wall", "peak_allocated", "peak_reserved", "step_time_median", "data_wait", "cpu_time", "gpu_energy")
 NATIVE_STEPS = "native steps of groups, or runs without a report"
 SHARES = (
     ("on the device", "optimizer_device_median", "step_device_median"),

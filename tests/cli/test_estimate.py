@@ -24,6 +24,23 @@ for step in range({steps}):
     open("ready", "w").close()
 open("done", "w").close()
 """
+# Nearly all of its time is that of its batches.
+TRAIN_SLOWLY = """
+import time, torch
+from lucid_optim import MuSGD
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        time.sleep(0.1)
+        return torch.ones(4)
+net = torch.nn.Linear(4, 1)
+optimizer = MuSGD(net.parameters(), lr=0.1)
+for batch in torch.utils.data.DataLoader(Slow(), batch_size=1):
+    optimizer.zero_grad()
+    net(batch).square().mean().backward()
+    optimizer.step()
+"""
 ENDLESS = 10**9
 # Leaves what the agent of a training on a CUDA device leaves; nothing else of such a program can be had without one.
 PLAYS_CUDA = """
@@ -146,6 +163,17 @@ def test_without_a_device_nothing_is_promised(ended: Ran) -> None:
     assert "set-up - (nothing was recorded)" in text
     assert "replayed - (no step was replayed)" in text
     assert "verdict cannot say: no CUDA device was used" in text
+
+
+def test_what_is_waited_for_batches_is_told(lucid: Lucid, ended: Ran) -> None:
+    """As a share of the time from the first step to the last, and what it means; without a loader there is none."""
+    text = text_of(estimate(lucid, TRAIN_SLOWLY))
+    share = re.search(
+        r"data ([\d.]+) % of the time is spent waiting for batches: what a step saves may be spent waiting there", text
+    )
+    assert share
+    assert 50 < float(share[1]) <= 100
+    assert "data - (the main thread took no batch from a DataLoader of torch's)" in text_of(ended)
 
 
 def test_a_short_program_runs_to_its_end(lucid: Lucid) -> None:

@@ -210,6 +210,14 @@ def test_without_fit_the_wall_goes_from_the_first_step_to_the_last(trained: Prof
     assert trained.seen.wall == Wall(source="steps", begin_ns=int(begin_ns or 0), end_ns=int(end_ns or 0))
 
 
+def test_waits_for_batches_are_of_the_wall(trained: Profiled, everything: Profiled) -> None:
+    """Those of a loader with processes; a script that uses none says so."""
+    wait = trained.seen.metrics["data_wait"].value
+    assert wait is not None
+    assert 0 < wait <= (trained.seen.metrics["wall"].value or 0)
+    assert everything.seen.metrics["data_wait"].reason == "no_loader"
+
+
 def test_metrics_without_cuda_have_reasons(trained: Profiled) -> None:
     """What cannot be known is None with its reason, and host memory is known."""
     metrics = trained.seen.metrics

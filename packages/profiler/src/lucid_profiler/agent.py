@@ -12,6 +12,7 @@ from lucid_profiler import api
 from lucid_profiler.device_times import DeviceTimes
 from lucid_profiler.hooks import TorchHooks, watch_torch
 from lucid_profiler.journal import LOADED_SUFFIX, Guard
+from lucid_profiler.loader_waits import LoaderWaits
 from lucid_profiler.session import ProcessSession
 
 STEPS_VARIABLE = "LUCID_KERNELS"  # asks for a trace of so many steps; set for traced processes only
@@ -31,7 +32,12 @@ def start(run_dir: str) -> ProcessSession:
     path = Path(run_dir)
     (path / f"agent-{pid}{LOADED_SUFFIX}").touch(exist_ok=True)
     guard = Guard()
-    hooks = TorchHooks(path / f"steps-{pid}.ring", guard=guard, times=DeviceTimes(path / f"device-{pid}.ring"))
+    hooks = TorchHooks(
+        path / f"steps-{pid}.ring",
+        guard=guard,
+        times=DeviceTimes(path / f"device-{pid}.ring"),
+        waits=LoaderWaits(path / f"waits-{pid}.ring", guard=guard),
+    )
     session = ProcessSession(path, hooks=hooks, guard=guard)
     api.attach(session)
     watch_torch(hooks)

@@ -25,6 +25,7 @@ from lucid_profiler.entries import (
     StepsEntry,
 )
 from lucid_profiler.journal import LOADED_SUFFIX
+from lucid_profiler.loader_waits import waited_ns
 from lucid_profiler.records import (
     AgentHealth,
     CaptureReport,
@@ -143,10 +144,28 @@ def _metrics(
         "step_time_median": _seconds(step_times_ns, too_few),
         "optimizer_time_median": _seconds([step.end_ns - step.begin_ns for step in steps], unknown),
         **device_metrics(first, optimizer=main, reason=no_cuda),
+        "data_wait": _data_wait(first, wall, no_agent=no_agent),
         "peak_rss": _bytes(_peak_rss(traces, max_rss_bytes), "hidden_by_own_memory"),
         "peak_allocated": _bytes(memory.peak_allocated_bytes if memory else None, no_cuda),
         "peak_reserved": _bytes(memory.peak_reserved_bytes if memory else None, no_cuda),
     }
+
+
+def _data_wait(first: ProcessTrace, wall: Wall, *, no_agent: str | None) -> Metric:
+    """Return how long the process waited for batches within the wall."""
+    told = first.last(StepsEntry)
+    if no_agent:
+        reason = no_agent
+    elif told and told.num_waits > first.waits.num_waits:
+        reason = "waits_not_recorded"
+    elif not first.waits.num_waits:
+        reason = "no_loader"
+    else:
+        found = waited_ns(first.waits, wall.begin_ns, wall.end_ns)
+        if found is not None:
+            return Metric(value=found / 1e9, unit="s")
+        reason = "waits_lost"
+    return Metric(value=None, unit="s", reason=reason)
 
 
 def _peak_rss(traces: Sequence[ProcessTrace], max_rss_bytes: int | None) -> int | None:

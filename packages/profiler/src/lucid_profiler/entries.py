@@ -128,9 +128,10 @@ class StateEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsEntry:
-    """How many steps ended, whether or not there was room to record them."""
+    """How many steps ended, and how often a batch was waited for, whether or not there was room to record them."""
 
     num_steps: int
+    num_waits: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

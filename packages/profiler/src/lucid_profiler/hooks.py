@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from lucid_profiler.device_times import DeviceTimes
 from lucid_profiler.journal import Guard
+from lucid_profiler.loader_waits import LoaderWaits
 from lucid_profiler.ring import RingWriter
 from lucid_profiler.tracking import (
     TrackedOptimizer,
@@ -45,9 +46,12 @@ class TorchHooks:
         ring_path: file for step records; made at the first step.
         guard: counts the agent's faults.
         times: measures the device's side of each step; None for no such measurement.
+        waits: measures the waits for batches; None for no such measurement.
     """
 
-    def __init__(self, ring_path: Path, *, guard: Guard, times: DeviceTimes | None = None) -> None:
+    def __init__(
+        self, ring_path: Path, *, guard: Guard, times: DeviceTimes | None = None, waits: LoaderWaits | None = None
+    ) -> None:
         self.num_steps = 0
         self.last_end_ns = 0
         self._guard = guard
@@ -55,6 +59,7 @@ class TorchHooks:
         self._ring: RingWriter | None = None
         self._times = times
         self._is_timed = times is not None
+        self._waits = waits
         self._watchers: list[Watcher] = []
         self._device_watchers: list[Watcher] = []
         self._begin_watchers: list[Watcher] = []
@@ -78,6 +83,9 @@ class TorchHooks:
                 module.register_module_parameter_registration_hook(self._on_registration),
                 module.register_module_module_registration_hook(self._on_registration),
             ]
+            if self._waits is not None:
+                self._waits.install()
+                self._handles.append(self._waits)
 
     def watch(self, watcher: Watcher, *, needs_device: bool = False) -> None:
         """Call `watcher` after each step, after its end was taken; it is called no more once it has raised.
@@ -135,6 +143,11 @@ class TorchHooks:
     def devices(self) -> list[int]:
         """Return the CUDA devices that the optimizers of `optimizers()` keep busy."""
         return sorted({tracked.device for tracked in self.optimizers() if tracked.device is not None})
+
+    @property
+    def num_waits(self) -> int:
+        """How often the program waited for a batch."""
+        return 0 if self._waits is None else self._waits.num_waits
 
     def settle(self) -> DeviceTimes | None:
         """Take the device's side of the steps that it has finished; return the measurement, None if it saw no step."""

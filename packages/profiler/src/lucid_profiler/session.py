@@ -196,7 +196,12 @@ class ProcessSession:
             ]
             self._write("phases", phases=phases)
         optimizers = self._hooks.optimizers()
-        self._write("steps", num_steps=self._hooks.num_steps, optimizers=[o.describe() for o in optimizers])
+        self._write(
+            "steps",
+            num_steps=self._hooks.num_steps,
+            num_waits=self._hooks.num_waits,
+            optimizers=[optimizer.describe() for optimizer in optimizers],
+        )
         if optimizers:
             for text in self._hooks.notes():
                 self.note(text)

@@ -10,12 +10,14 @@ from lucid_profiler import jsonio
 from lucid_profiler.codec import from_plain
 from lucid_profiler.device_times import DeviceTrace, read_device_times
 from lucid_profiler.entries import ENTRY_TYPES, EndEntry, StateEntry
+from lucid_profiler.loader_waits import WaitTrace, read_waits
 from lucid_profiler.ring import StepTrace, read_ring
 
 _MAX_STATE_BYTES = 16 * 2**20
 """Of a state's journal line. With more, single tensors are not named: a line of a report has a limit of its own."""
 _NO_STEPS = StepTrace(records=(), num_written=0, num_overwritten=0, num_torn=0, first_begin_ns=None)
 _NO_DEVICE_TIMES = DeviceTrace()
+_NO_WAITS = WaitTrace()
 
 E = TypeVar("E")
 
@@ -24,11 +26,12 @@ __all__ = ["ProcessTrace", "canonical_order", "have_ranks", "read_traces", "star
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessTrace:
-    """What one process left: its journal entries by type, in order, its steps, and the device's times of them."""
+    """What one process left: its journal entries by type, in order, its steps with the device's times, its waits."""
 
     entries: Mapping[type, Sequence[Any]] = field(default_factory=dict)
     steps: StepTrace = _NO_STEPS
     device_times: DeviceTrace = _NO_DEVICE_TIMES
+    waits: WaitTrace = _NO_WAITS
     faults: tuple[str, ...] = ()
     """What could not be read, each counted as an error of the agent."""
 
@@ -101,8 +104,13 @@ def _read_trace(run_dir: Path, pid: str) -> ProcessTrace:
             entries.setdefault(type(entry), []).append(entry)
     steps = _read_file(run_dir / f"steps-{pid}.ring", read_ring, faults)
     device_times = _read_file(run_dir / f"device-{pid}.ring", read_device_times, faults)
+    waits = _read_file(run_dir / f"waits-{pid}.ring", read_waits, faults)
     return ProcessTrace(
-        entries=entries, steps=steps or _NO_STEPS, device_times=device_times or _NO_DEVICE_TIMES, faults=tuple(faults)
+        entries=entries,
+        steps=steps or _NO_STEPS,
+        device_times=device_times or _NO_DEVICE_TIMES,
+        waits=waits or _NO_WAITS,
+        faults=tuple(faults),
     )
 
 

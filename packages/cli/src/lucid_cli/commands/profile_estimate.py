@@ -307,6 +307,8 @@ def _estimate(runner: _Runner, *, with_kernels: bool) -> Shown:
         num_optimizers=len({step.optimizer for step in native.first.steps.records}),
         kernels=traced.kernels if traced is not None else None,
         kernels_reason="kernels_off" if not with_kernels else "no_cuda" if used_cuda is False else "not_traced",
+        data_wait=native.seen.metrics["data_wait"],
+        wall_s=(native.seen.wall.end_ns - native.seen.wall.begin_ns) / 1e9,
         notes=native.seen.notes,
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lucid_cli.reporters.layout import columns, labelled
 from lucid_cli.reporters.words import abbreviated, amount, counted, reason_words, scale
 from lucid_profiler.estimate import MIN_STEPS, WORTH, Capture, Gain, Judgement, Known, Spread, StepShare, speedup
-from lucid_profiler.records import Kernels
+from lucid_profiler.records import Kernels, Metric
 
 _DECISIONS = {"worth_it": "worth it", "not_worth_it": "not worth it", "cannot_say": "cannot say"}
 _LIMITS = {
@@ -65,6 +65,9 @@ class Shown:
     num_optimizers: int
     kernels: Kernels | None
     kernels_reason: str
+    data_wait: Metric
+    """What the native run waited for batches, within `wall_s`."""
+    wall_s: float
     notes: tuple[str, ...] = ()
 
 
@@ -90,6 +93,7 @@ def render_estimate(shown: Shown) -> str:
         lines += labelled(part.name, part_words(part))
     lines += labelled("optimizer", _optimizer(shown))
     lines += ["", *columns(_times(shown)), *_missing(shown), ""]
+    lines += labelled("data", _data(shown))
     lines += labelled("launches", _launches(shown))
     lines += labelled("capture", _capture(shown))
     lines += labelled("set-up", _setup(capture))
@@ -149,6 +153,15 @@ def _part(share: float | None) -> str:
 
 def _quartiles(spread: Spread | None) -> str:
     return "-" if spread is None else f"{100 * spread.low:.1f} to {100 * spread.high:.1f} %"
+
+
+def _data(shown: Shown) -> str:
+    waited_s = shown.data_wait.value
+    if waited_s is None:
+        return f"- ({reason_words(shown.data_wait.reason or 'not_recorded')})"
+    share = waited_s / shown.wall_s if shown.wall_s > 0 else 0.0
+    text = f"{_part(share)} of the time is spent waiting for batches"
+    return text if share < WORTH else f"{text}: what a step saves may be spent waiting there instead"
 
 
 def _launches(shown: Shown) -> str:
