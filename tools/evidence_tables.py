@@ -131,7 +131,7 @@ def parity_table(compared: Compared) -> list[str]:
 
 
 def share_table(compared: Compared) -> list[str]:
-    """Return the optimizer's part of a step, of each arm."""
+    """Return the optimizer's part of a step of each arm, and how long all the rest of a step takes."""
     if any("step time includes" in note for run in compared.report.runs for note in run.notes):
         return ["The time of an optimizer step includes its closure, so the optimizer's part is not known."]
     rows = []
@@ -139,6 +139,9 @@ def share_table(compared: Compared) -> list[str]:
         cells = [_share(compared.included(side), optimizer, step) for side in (0, 1)]
         if any(cell != "-" for cell in cells):
             rows.append([where, *cells])
+    rests = [_rest(compared.included(side)) for side in (0, 1)]
+    if any(cell != "-" for cell in rests):
+        rows.append(["the rest of a step on the host, ms", *rests])
     return _table(["optimizer's time of the step's, median (range of runs)", *compared.arms], rows)
 
 
@@ -381,6 +384,13 @@ def _share(runs: Sequence[Run], optimizer: str, step: str) -> str:
     both = [(_value(run, optimizer), _value(run, step)) for run in runs]
     shares = [part / whole for part, whole in both if part is not None and whole]
     return f"{median(shares):.1%} ({min(shares):.1%}{DASH}{max(shares):.1%})" if shares else "-"
+
+
+def _rest(runs: Sequence[Run]) -> str:
+    """Return what a step takes beside the optimizer's, over runs, in ms."""
+    both = [(_value(run, "optimizer_time_median"), _value(run, "step_time_median")) for run in runs]
+    rests = [1e3 * (whole - part) for part, whole in both if part is not None and whole]
+    return f"{median(rests):.1f} ({min(rests):.1f}{DASH}{max(rests):.1f})" if rests else "-"
 
 
 def _last_account(runs: Sequence[Run]) -> MemoryAccount | None:

@@ -1,6 +1,7 @@
 """Whose a device's memory was: figures that were read at different times make a sum only where they are of one."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,10 +139,24 @@ def test_use_that_moves_by_less_than_1_percent_is_the_same_use() -> None:
     assert None not in found.columns["torch_reserved_bytes"]
 
 
+@pytest.mark.parametrize(("later_s", "pools"), [(9.05, 2 * GIB), (None, None)], ids=["read again", "never again"])
+def test_pools_read_before_torch_reserved_more_are_not_those_of_later(later_s: float | None, pools: int | None) -> None:
+    """A recording that followed is told by its next reading, however late, and else not at all."""
+    held = grown_at(1.0)
+    allocator = lines(held, [0.05 + place for place in range(10)])
+    allocator[0] = replace(allocator[0], private_pools_bytes=0)
+    if later_s is not None:
+        allocator[9] = replace(allocator[9], private_pools_bytes=2 * GIB)
+    found = accounted(sampled(held, seconds=10), allocator)
+    assert rows(found)["used on the device"] == 30 * GIB + CONTEXT + GIB
+    assert rows(found)["private pools of graphs"] == pools
+    assert found.columns["graph_pools_bytes"] == (0, *[pools] * 9)
+
+
 def test_pools_that_were_not_read_yet_are_not_called_unwanted() -> None:
     """They were asked for, and come later."""
     held = grown_at(1.0)
-    late = AllocatorEntry(mono_ns=9 * S, step=1, device=0, reserved_bytes=30 * GIB, private_pools_bytes=0)
+    late = AllocatorEntry(mono_ns=9 * S, step=1, device=0, reserved_bytes=40 * GIB, private_pools_bytes=0)
     found = accounted(sampled(held, seconds=8), [*lines(held, [0.05 + place for place in range(8)]), late])
     reasons = {row.name: row.reason for row in found.account.rows}
     assert reasons["private pools of graphs"] == "not_read"

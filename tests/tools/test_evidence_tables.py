@@ -129,6 +129,20 @@ def test_the_optimizer_s_part_is_its_time_over_the_step_s(report: Report) -> Non
     assert lines[2:] == ["| on the device | 20.0% (20.0%\N{EN DASH}20.0%) | 2.0% (2.0%\N{EN DASH}2.0%) |"]
 
 
+def test_what_is_left_of_a_step_is_told_in_milliseconds(report: Report) -> None:
+    """On the host: the optimizer may get faster and the rest slower."""
+
+    def timed(run: Run) -> Run:
+        seconds = (0.02, 0.1) if run.arm == "native" else (0.002, 0.09)
+        names = ("optimizer_time_median", "step_time_median")
+        times = {name: Metric(value=value, unit="s") for name, value in zip(names, seconds, strict=True)}
+        return replace(run, metrics={**run.metrics, **times})
+
+    *_, last = TABLES["share"](with_runs(report, timed))
+    dash = "\N{EN DASH}"
+    assert last == f"| the rest of a step on the host, ms | 80.0 (80.0{dash}80.0) | 88.0 (88.0{dash}88.0) |"
+
+
 def test_a_step_that_holds_its_closure_has_no_part_of_the_optimizer_s(report: Report) -> None:
     """Forward and backward would count as the optimizer's."""
     note = "optimizer 0 was given a closure: its step time includes the closure"

@@ -5,9 +5,11 @@ Only a device of which the allocator says something has an account: on any other
 The three are read at times of their own. For a sample of the device that figure of the others counts which was read
 nearest to it, before or after, if in between the use did not change by more than 1 % and the figure is not older than
 two of the times that usually lie between its readings (two seconds, where those are shorter). What was read before the
-first sample or after the last one counts for none: of the use at that time nothing is known.
+first sample or after the last one counts for none: of the use at that time nothing is known. Private pools are read
+less often, and count however old they are, but only while what torch has reserved did not change either.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,10 +97,10 @@ def memory_account(
 
 
 class _Use:
-    """How much of the device was used when.
+    """How much was used, or reserved, when.
 
     Args:
-        entries: times and bytes.
+        entries: times and bytes, in order.
     """
 
     def __init__(self, entries: Sequence[tuple[int, int]]) -> None:
@@ -106,7 +108,7 @@ class _Use:
         self._bytes = [used for _, used in entries]
 
     def is_steady(self, one_ns: int, other_ns: int) -> bool:
-        """Return whether the samples from before one moment until after another are within 1 % of each other."""
+        """Return whether the entries from before one moment until after another are within 1 % of each other."""
         begin_ns, end_ns = sorted((one_ns, other_ns))
         first, last = bisect_right(self._times, begin_ns) - 1, bisect_left(self._times, end_ns)
         if first < 0 or last == len(self._times):
@@ -120,13 +122,14 @@ class _Source(Generic[T]):
 
     Args:
         entries: times and readings, in order.
+        max_age_ns: how old one may be; None for what follows from the times between them.
     """
 
-    def __init__(self, entries: Sequence[tuple[int, T]]) -> None:
+    def __init__(self, entries: Sequence[tuple[int, T]], *, max_age_ns: float | None = None) -> None:
         self._times = [at_ns for at_ns, _ in entries]
         self._readings = [reading for _, reading in entries]
         spacing_ns = median(after - before for before, after in pairwise(self._times)) if entries[1:] else 0
-        self._max_age_ns = max(_MIN_AGE_NS, 2 * spacing_ns)
+        self._max_age_ns = max(_MIN_AGE_NS, 2 * spacing_ns) if max_age_ns is None else max_age_ns
 
     def nearest(self, at_ns: int, use: _Use) -> tuple[int, T | None]:
         """Return the age, before or after a moment, of the reading that counts for it, and the reading if one does."""
@@ -136,11 +139,6 @@ class _Source(Generic[T]):
             if age_ns <= self._max_age_ns and use.is_steady(at_ns, self._times[place]):
                 return age_ns, self._readings[place]
         return 0, None
-
-    def latest(self, at_ns: int) -> T | None:
-        """Return the last reading before a moment, however old."""
-        place = bisect_right(self._times, at_ns)
-        return self._readings[place - 1] if place else None
 
 
 class _Terms:
@@ -164,7 +162,8 @@ class _Terms:
         self._lists = _Source(lists)
         self._lines = _Source([(entry.mono_ns, entry) for entry in allocator])
         pools = [(entry.mono_ns, entry) for entry in allocator if entry.private_pools_bytes is not None]
-        self._pools = _Source(pools)
+        self._pools = _Source(pools, max_age_ns=math.inf)
+        self._reserved = _Use([(entry.mono_ns, entry.reserved_bytes or 0) for entry in allocator])
         self._why_no_pools = "not_read" if pools else "not_asked_for"
         self._is_listed = any(values["process_memory_bytes"] is not None for _, values in lists)
 
@@ -173,7 +172,8 @@ class _Terms:
         for at_ns, values in self._rows:
             list_age_ns, listed = self._lists.nearest(at_ns, self._use)
             line_age_ns, line = self._lines.nearest(at_ns, self._use)
-            readings = self._readings(values, listed, line, pool=self._pools.latest(at_ns))
+            _, pool = (0, None) if line is None else self._pools.nearest(line.mono_ns, self._reserved)
+            readings = self._readings(values, listed, line, pool=pool)
             num_unread = (self._is_listed and readings.process.bytes is None) + (line is None)
             yield TimedReadings(
                 mono_ns=at_ns, readings=readings, num_unread=num_unread, age_ns=max(list_age_ns, line_age_ns)
@@ -189,7 +189,6 @@ class _Terms:
             process=self._term(listed, "process_memory_bytes"),
             torch_reserved=_of(line, lambda entry: entry.reserved_bytes),
             torch_allocated=_of(line, lambda entry: entry.allocated_bytes),
-            # Pools only change when something is recorded, and are read less often.
             private_pools=_of(pool, lambda entry: entry.private_pools_bytes, self._why_no_pools),
             private_pools_allocated=_of(pool, lambda entry: entry.private_pools_allocated_bytes, self._why_no_pools),
             context=self._context,
