@@ -50,6 +50,22 @@ def test_energy_is_told_with_what_it_may_be_off_by(bound_j: float | None, words:
     assert words in said(report_of(energy=(energy,)))
 
 
+@pytest.mark.parametrize("status", ["failed", "timeout", "interrupted"])
+def test_a_run_that_was_cut_off_bounds_no_energy_and_is_no_account(status: Any) -> None:
+    """No figure is of it; where no other run of the arm has an account, the last one's is better than none."""
+    row = MemoryRow(name="used on the device", value_bytes=7, level=0)
+    accounts = [MemoryAccount(uuid=UUID, mono_ns=S, rows=(replace(row, value_bytes=size),)) for size in (7, 9)]
+    whole = DeviceEnergy(uuid=UUID, value_j=1000.0, bound_j=4.0, source="counter")
+    cut = DeviceEnergy(uuid=UUID, value_j=10.0, bound_j=2.0, source="power_held")
+    (first,) = report_of(energy=(whole,), memory=(accounts[0],)).runs
+    (last,) = report_of(energy=(cut,), memory=(accounts[1],)).runs
+    last = replace(last, run=2, status=status)
+    report = replace(report_of(), runs=(first, last))
+    assert said(report).endswith("energy from the driver's energy counter, to 0.4 % or better")
+    assert "7 B" in " ".join(render_memory(report))
+    assert "9 B" in " ".join(render_memory(replace(report, runs=(last,))))
+
+
 def test_a_gap_of_one_device_is_not_told_as_one_of_everything() -> None:
     """Each kind is counted by itself."""
     late, lost = Gap(begin_ns=1, end_ns=2, reason="late"), Gap(begin_ns=1, end_ns=2, reason="lost", device=UUID)

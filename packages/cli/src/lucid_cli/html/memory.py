@@ -8,7 +8,7 @@ from lucid_cli.html.markup import Html, chart_text, table, tag
 from lucid_cli.html.section import Section, missing
 from lucid_cli.html.series import Column, Line, Series, line, origin_ns, quantile, run_name, scaled, viewed
 from lucid_cli.html.thinning import bins_for, kept, thin
-from lucid_cli.reporters.monitoring import unread_peak_words
+from lucid_cli.reporters.monitoring import last_accounts, unread_peak_words
 from lucid_cli.reporters.words import amount, counted, reason_words, scale
 from lucid_profiler.monitored import MemoryAccount
 from lucid_profiler.reader import Report
@@ -198,13 +198,8 @@ def _summaries(columns: Mapping[str, Column], label: str) -> Html:
 
 
 def _peaks(report: Report) -> list[Html]:
-    """Return the account at the moment of the largest use, of the last run of each arm."""
-    found: list[Html] = []
-    for arm in report.header.arms:
-        runs = [run for run in report.runs if run.arm == arm.name and run.monitor is not None and run.monitor.memory]
-        for account in runs[-1].monitor.memory if runs and runs[-1].monitor is not None else ():
-            found += _peak(run_name(runs[-1]), account)
-    return found
+    """Return the account at the moment of the largest use, of one run of each arm."""
+    return [part for run, account in last_accounts(report) for part in _peak(run_name(run), account)]
 
 
 def _peak(name: str, account: MemoryAccount) -> list[Html]:

@@ -17,7 +17,7 @@ _TIERS = {
     "processes": "processes on the GPU",
 }
 
-__all__ = ["render_memory", "render_monitoring", "unread_peak_words"]
+__all__ = ["last_accounts", "render_memory", "render_monitoring", "unread_peak_words"]
 
 
 def render_monitoring(report: Report) -> list[str]:
@@ -89,7 +89,7 @@ def _energy(runs: Sequence[Run]) -> list[str]:
     known = [
         energy
         for run in runs
-        if run.monitor is not None and not run.discarded
+        if run.monitor is not None and not run.discarded and run.status == "ok"
         for energy in run.monitor.energy
         if energy.value_j is not None
     ]
@@ -118,13 +118,19 @@ def unread_peak_words(used_bytes: int) -> str:
 
 
 def render_memory(report: Report) -> list[str]:
-    """Return the account of the device memory of the run of each arm that came last."""
-    lines: list[str] = []
+    """Return the account of the device memory of one run of each arm."""
+    return [line for run, account in last_accounts(report) for line in _account(run.arm, account)]
+
+
+def last_accounts(report: Report) -> list[tuple[Run, MemoryAccount]]:
+    """Return each arm's accounts of its last run that ended well, one a device; of its last run where none did."""
+    found = []
     for arm in report.header.arms:
-        runs = [run for run in report.runs if run.arm == arm.name and run.monitor is not None and run.monitor.memory]
-        for account in runs[-1].monitor.memory if runs and runs[-1].monitor is not None else ():
-            lines += _account(arm.name, account)
-    return lines
+        runs = [(run, run.monitor.memory) for run in report.runs if run.arm == arm.name and run.monitor is not None]
+        known = [(run, accounts) for run, accounts in runs if accounts]
+        for run, accounts in sorted(known, key=lambda one: one[0].status == "ok")[-1:]:
+            found += [(run, account) for account in accounts]
+    return found
 
 
 def _why(reason: str) -> str:
