@@ -142,6 +142,8 @@ def read_report(path: Path) -> dict[int, dict[int, list[dict[str, Any]]]]:
     found: dict[int, dict[int, list[dict[str, Any]]]] = {}
     try:
         with path.open("rb") as file:
+            if not file.peek(1):
+                raise UnreadableError(f"{path}: it is empty")
             for line in file:
                 record = json.loads(line)
                 if record["t"] == "state":
@@ -254,26 +256,39 @@ def _printable(name: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in name)
 
 
-def _run_folders(saved: Path, run: int | None) -> Iterator[tuple[int, Path]]:
-    """Yield number and folder of each saved run."""
+def _run_folders(saved: Path, run: int | None) -> Iterator[tuple[int | None, Path]]:
+    """Yield number and folder of each saved run; None where the name does not say the number."""
     folders = [saved] if any(saved.glob("process-*")) else sorted(path for path in saved.glob("*") if path.is_dir())
     for folder in folders:
         match = RUN_FOLDER.fullmatch(folder.resolve().name)
-        found = run if run is not None and len(folders) == 1 else int(match[1]) if match else None
-        if found is None:
-            raise UnreadableError(f"{folder}: its name does not begin with run<number>-; say which run with --run")
-        yield found, folder
+        yield run if run is not None and len(folders) == 1 else int(match[1]) if match else None, folder
+
+
+def _check_folder(run: int | None, folder: Path, states: dict[int, dict[int, list[dict[str, Any]]]]) -> int | None:
+    """Print what is found in the folder of a run; return the exit status, None where nothing was and is to be."""
+    if run is None:
+        print(f"{folder}: its name does not begin with run<number>-; say which run with --run", file=sys.stderr)
+        return EXIT_UNREADABLE
+    if run not in states:
+        if not any(folder.glob("process-*/*.state")):
+            return None
+        print(f"different  run {run}: it was saved, and the report has no state of it")
+        return EXIT_DIFFERENT
+    try:
+        lines, status = check_run(run, folder, states[run])
+    except UnreadableError as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNREADABLE
+    print("\n".join(lines))
+    return status
 
 
 def _check_all(report: Path, saved: Path, run: int | None) -> int:
     states = read_report(report)
-    statuses = []
-    for number_of_run, folder in _run_folders(saved, run):
-        if number_of_run not in states:
-            raise UnreadableError(f"{report}: it has no state of run {number_of_run}")
-        lines, status = check_run(number_of_run, folder, states[number_of_run])
-        print("\n".join(lines))
-        statuses.append(status)
+    if run is not None and run not in states:
+        raise UnreadableError(f"{report}: it has no state of run {run}")
+    found = [_check_folder(number_of_run, folder, states) for number_of_run, folder in _run_folders(saved, run)]
+    statuses = [status for status in found if status is not None]
     if not statuses:
         raise UnreadableError(f"{saved}: there is no saved state")
     return max(statuses)
@@ -293,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnreadableError as error:
         print(error, file=sys.stderr)
         return EXIT_UNREADABLE
-    print({0: "all equal", EXIT_DIFFERENT: "different"}.get(status, "not all of it was saved"))
+    print({0: "all equal", EXIT_DIFFERENT: "different"}.get(status, "not all of it was saved, or could be read"))
     return status
 
 

@@ -1,18 +1,23 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from cli.harness import Lucid, is_running
+from lucid_profiler.monitor.address import Lock
+from lucid_profiler.monitor.client import Client
 
 LIMIT_S = 30
+READY_LIMIT_S = 10.0  # as long as a start waits for another one
 
 
 @pytest.fixture
@@ -83,6 +88,86 @@ def test_a_second_start_changes_nothing(lucid: Lucid, runtime: Path, target: "su
     assert len(list(lucid.directory.glob(f"lucid-monitor-*Z-{target.pid}.jsonl"))) == 1
 
 
+def test_of_starts_at_the_same_time_one_follows(lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]") -> None:
+    """Whoever comes too late finds the process followed, as one that comes later does."""
+    starts = [lucid.start("profile", "daemon", "start", str(target.pid), "--no-nvml") for _ in range(4)]
+    said = [start.communicate(timeout=3 * LIMIT_S)[1].decode() for start in starts]
+    assert [start.returncode for start in starts] == [0] * 4, said
+    assert sum("daemon: process " in text for text in said) == 1
+    assert sum(f"process {target.pid} is followed already, into {lucid.directory}" in text for text in said) == 3
+    assert lucid("profile", "daemon", "stop").code == 0
+    assert len(list(lucid.directory.glob("lucid-monitor-*"))) == 1
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_start_waits_for_a_daemon_that_was_just_begun(
+    lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]", *, is_same: bool
+) -> None:
+    """It listens, and is not told yet what to follow: only then is it known whether that is the same process."""
+    (runtime / "lucid").mkdir(mode=0o700)
+    ours, theirs = socket.socketpair()
+    words = ["--control", str(theirs.fileno()), "--directory", str(runtime / "lucid")]
+    with (
+        theirs,
+        subprocess.Popen(
+            [sys.executable, "-m", "lucid_profiler.monitor", *words], pass_fds=[theirs.fileno()]
+        ) as daemon,
+        closing(Client(ours, timeout_s=LIMIT_S)) as client,
+    ):
+        client.request("hello")
+        late = lucid.start("profile", "daemon", "start", str(target.pid if is_same else os.getpid()), "--no-nvml")
+        with pytest.raises(subprocess.TimeoutExpired):
+            late.wait(1.5)
+        client.request("start", pid=target.pid, output=str(lucid.directory / "log"), with_nvml=False)
+        said = late.communicate(timeout=LIMIT_S)[1].decode()
+        client.request("stop")
+        daemon.wait(LIMIT_S)
+    if is_same:
+        assert (late.returncode, said) == (0, f"process {target.pid} is followed already, into {lucid.directory}/log\n")
+    else:
+        assert late.returncode == 9
+        assert f"a daemon follows process {target.pid} already; end it first" in said
+
+
+def test_a_start_waits_for_a_daemon_that_is_about_to_end(
+    lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]"
+) -> None:
+    """It answers no more and has its lock still: what comes after it follows the process itself."""
+    directory = runtime / "lucid"
+    directory.mkdir(mode=0o700)
+    lock = Lock(directory)
+    start = lucid.start("profile", "daemon", "start", str(target.pid), "--no-nvml")
+    with pytest.raises(subprocess.TimeoutExpired):
+        start.wait(4)
+    lock.release()
+    said = start.communicate(timeout=LIMIT_S)[1].decode()
+    assert start.returncode == 0, said
+    assert "daemon: process " in said
+    assert lucid("profile", "daemon", "stop").code == 0
+
+
+def test_a_lock_that_is_never_given_back_is_not_waited_for_without_end(
+    lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]"
+) -> None:
+    """Whose it is, is said."""
+    directory = runtime / "lucid"
+    directory.mkdir(mode=0o700)
+    lock = Lock(directory)
+    started = lucid("profile", "daemon", "start", str(target.pid), "--no-nvml")
+    assert started.code == 9
+    assert f"a daemon runs already, process {os.getpid()}" in started.err
+    lock.release()
+
+
+def test_a_start_of_no_process_is_not_tried_again(lucid: Lucid, runtime: Path) -> None:
+    """Only a daemon of somebody else is waited for."""
+    begin = time.monotonic()
+    started = lucid("profile", "daemon", "start", str(2**22 + 1), "--no-nvml")
+    assert started.code == 9
+    assert f"process {2**22 + 1} does not exist" in started.err
+    assert time.monotonic() - begin < READY_LIMIT_S
+
+
 def test_without_a_daemon_the_commands_say_so(lucid: Lucid, runtime: Path) -> None:
     """Stopping what does not run is no failure; asking for its status is answered by the exit code too."""
     status = lucid("profile", "daemon", "status")
@@ -112,6 +197,24 @@ def test_attach_follows_to_the_end_and_sums_up(lucid: Lucid) -> None:
     assert "at most 1 process\n" in text
     assert "GPUs were not read" in text
     assert b"log: log.jsonl" in err
+
+
+def test_a_long_command_line_is_no_obstacle(lucid: Lucid, runtime: Path) -> None:
+    """Thousands of file names, or one long text, as trainings are given them."""
+    for words in (["/data/images/0123456789.png"] * 3000, ["x" * 66_000]):
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words]) as process:
+            started = lucid("profile", "daemon", "start", str(process.pid), "--no-nvml", "-o", f"{len(words)}.daemon")
+            assert started.code == 0, started.err
+            attach = lucid.start("profile", "attach", str(process.pid), "--no-nvml", "-o", f"{len(words)}.log")
+            wait_for_sample(lucid.directory / f"{len(words)}.log")
+            status = lucid("profile", "daemon", "status")
+            assert f"follows process {process.pid} " in status.out
+            stop = lucid("profile", "daemon", "stop")
+            assert (stop.code, stop.err) == (0, "")
+            process.kill()
+            out, err = attach.communicate(timeout=LIMIT_S)
+            assert attach.returncode == 0, err
+            assert f"process {process.pid} has ended by SIGKILL\n" in out.decode()
 
 
 def test_ctrl_c_ends_attach_and_not_the_process(lucid: Lucid, target: "subprocess.Popen[bytes]") -> None:

@@ -1,13 +1,17 @@
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from cli.harness import Lucid, Ran, wait_for
+from lucid_cli.commands.profile_estimate import _StepCount
 from lucid_cli.reporters.estimate import Part, part_words
+from lucid_cli.reporters.words import counted
+from lucid_profiler.ring import CAPACITY, RingWriter
 
 # Trains until somebody ends it.
 TRAIN = """
@@ -82,6 +86,23 @@ lines = [
 ]
 (folder / f"agent-{{pid}}.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
 sys.exit(arm == {failing!r})
+"""
+
+
+# Leaves the ring of a program with two optimizers that took very many steps, and waits until somebody ends it.
+PLAYS_STEPS = """
+import os, time
+from pathlib import Path
+from lucid_profiler.ring import RingWriter
+
+ring = RingWriter(Path(os.environ["LUCID_RUN_DIR"]) / f"steps-{{os.getpid()}}.ring")
+for step in {numbers}:
+    now = time.monotonic_ns()
+    ring.write(now, now + 1, 0, step=step)
+for step in range(1, {num_others} + 1):
+    now = time.monotonic_ns()
+    ring.write(now, now + 1, 1, step=step)
+time.sleep(60)
 """
 
 
@@ -190,6 +211,34 @@ def test_seconds_end_a_run_too(lucid: Lucid) -> None:
     ran = estimate(lucid, TRAIN.format(steps=ENDLESS), "--seconds", "0.5")
     assert ran.code == 0
     assert "ended by lucid after 0.5 s of steps" in text_of(ran)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "num_others", "num_steps"),
+    [
+        (range(1, CAPACITY + 101), 0, CAPACITY + 100),
+        (range(1, CAPACITY // 2 + 101), CAPACITY // 2, CAPACITY // 2 + 100),
+    ],
+    ids=["more_than_the_ring_holds", "beside_another_optimizer"],
+)
+def test_any_number_of_steps_ends_a_run(lucid: Lucid, numbers: object, num_others: int, num_steps: int) -> None:
+    """It is reached however few of the steps can still be read."""
+    script = PLAYS_STEPS.format(numbers=numbers, num_others=num_others)
+    ran = estimate(lucid, script, "--steps", str(num_steps), "--timeout", "20")
+    assert ran.code == 0
+    assert f"ended by lucid after the {counted(num_steps, 'step')} asked for" in text_of(ran)
+
+
+def test_steps_are_counted_on_where_their_numbers_wrap(tmp_path: Path) -> None:
+    """At 2**32; a step that is written behind a later one takes nothing back."""
+    ring, count = RingWriter(tmp_path / "steps.ring", capacity=8), _StepCount(tmp_path / "steps.ring")
+    numbers = [5, 4, 2**31, 2**32 - 1, 2**32 + 7, 2**32 + 6, 3 * 2**31]
+    found = []
+    for number in numbers:
+        ring.write(1, 2, 0, step=number)
+        ring.write(1, 2, 1, step=1)
+        found.append(count.most())
+    assert found == [5, 5, 2**31, 2**32 - 1, 2**32 + 7, 2**32 + 7, 3 * 2**31]
 
 
 def test_a_time_limit_ends_a_program_politely(lucid: Lucid) -> None:
@@ -333,7 +382,7 @@ def test_kernels_are_counted_in_a_run_of_their_own(lucid: Lucid) -> None:
     """A third run is traced; one that leaves no table has a reason in place of numbers."""
     ran = played(lucid, {"native": NATIVE, "captured": REPLAYED}, "--kernels")
     assert [line.split()[0] for line in ran.err.splitlines()] == ["native", "captured", "traced"]
-    assert "launches - (no optimizer stepped)" in text_of(ran)
+    assert "launches - (the process left no table: no optimizer stepped)" in text_of(ran)
 
 
 def test_a_program_that_had_to_be_killed_is_named() -> None:

@@ -17,6 +17,7 @@ from lucid_profiler.reader import read_report
 from lucid_profiler.records import Slot, link
 from lucid_profiler.saved_state import run_folder_name
 from support import fake_nvml
+from tools import rehash
 
 # Waits in the run whose number, counted over all calls, stands in `stop`; the others end at once. With a trap,
 # since a shell may go on after a Ctrl-C that came while it started a program.
@@ -27,6 +28,16 @@ if [ "$(wc -l < arms.txt)" = "$(cat stop)" ]; then
     touch ready
     for _ in $(seq 600); do sleep 0.1; done
 fi
+"""
+# Hands something over and waits as above.
+SAVING = """
+import os, time
+import lucid_profiler
+lucid_profiler.state("model", {"weight": [1.0]})
+open("runs.txt", "a").write("x")
+if str(os.path.getsize("runs.txt")) == open("stop").read():
+    open("ready", "w").close()
+    time.sleep(60)
 """
 PLAN = ("--pairs", "2", "--interval", "0")
 NUM_RUNS = 6
@@ -353,27 +364,58 @@ def test_a_sampled_run_leaves_nobody_who_holds_the_report(lucid: Lucid) -> None:
     assert host["volatile"]["settings"]["interval_s"] == 0.05
 
 
-def test_the_values_of_the_pair_that_was_cut_off_are_kept(lucid: Lucid) -> None:
-    """The pair has a new number, and so have the folders of its runs."""
-    text = """
-import os, time
-import lucid_profiler
-lucid_profiler.state("model", {"weight": [1.0]})
-open("runs.txt", "a").write("x")
-if os.path.getsize("runs.txt") == 3:
-    open("ready", "w").close()
-    time.sleep(60)
-"""
-    fixed = ("--pairs", "2", "--interval", "0", "--save-state", "1", "-o", "report.jsonl")
-    process = lucid.start("profile", "run", *fixed, "--", "python", lucid.script(text))
+def _saved_runs(lucid: Lucid) -> set[str]:
+    """Return the names of the folders in which a run has saved something."""
+    return {path.parts[-3] for path in (lucid.directory / "report.jsonl.state").rglob("*.state")}
+
+
+def _kill_saving(lucid: Lucid, run: int, *options: str) -> None:
+    """Kill lucid while its run of this number, which has saved its state, goes on; that of pair 1 is asked for."""
+    (lucid.directory / "stop").write_text(str(run + 1))
+    fixed = (*PLAN, "--save-state", "1", "-o", "report.jsonl", *options)
+    process = lucid.start("profile", "run", *fixed, "--", "python", lucid.script(SAVING))
     wait_for(lucid.directory / "ready")
     process.kill()
     process.communicate(timeout=20)
-    ran = lucid("profile", "run", "--resume", "report.jsonl")
+
+
+def test_the_values_of_the_pair_that_was_cut_off_are_kept(lucid: Lucid) -> None:
+    """The pair has a new number, and so have the folders of its runs."""
+    _kill_saving(lucid, 2)
+    ran = _resume(lucid)
     _check_whole(lucid, ran, blocks=2)
-    kept = {path.parts[-3] for path in (lucid.directory / "report.jsonl.state").rglob("*.state")}
     names = {run_folder_name(slot["slot"], slot["arm"]) for slot in ran.records("resume")[0]["slots"][2:4]}
-    assert kept == {*names, run_folder_name(2, "native")}
+    assert _saved_runs(lucid) == names
+
+
+def test_what_the_cut_off_run_had_saved_is_removed(lucid: Lucid) -> None:
+    """Nothing else is: what is kept is that of runs in the report, which confirm it, and what lucid did not save."""
+    saved = lucid.directory / "report.jsonl.state"
+    _kill_saving(lucid, 3, "--discard-pairs", "0")
+    assert _saved_runs(lucid) == {run_folder_name(2, "captured"), run_folder_name(3, "native")}
+    _resume(lucid, "--dry-run")
+    assert run_folder_name(3, "native") in _saved_runs(lucid)
+    for name in ("run3-other", "own"):
+        (saved / name).mkdir()
+    (saved / "run9-native").symlink_to(lucid.directory)
+    ran = _resume(lucid)
+    assert ran.code == 0, ran.err
+    assert f"report.jsonl.state/{run_folder_name(3, 'native')}: its run was cut off, and it is removed" in ran.err
+    again = {run_folder_name(slot["slot"], slot["arm"]) for slot in ran.records("resume")[0]["slots"]}
+    assert _saved_runs(lucid) == {run_folder_name(2, "captured"), *again}
+    for name in ("run3-other", "own"):
+        (saved / name).rmdir()
+    (saved / "run9-native").unlink()
+    assert rehash.main([str(lucid.report), str(saved)]) == 0
+
+
+def test_folders_of_runs_that_were_never_saved_are_not_touched(lucid: Lucid) -> None:
+    """A directory of that name is somebody else's where no values were asked for."""
+    _kill(lucid, 3)
+    other = lucid.directory / "report.jsonl.state" / run_folder_name(3, "native")
+    other.mkdir(parents=True)
+    _check_whole(lucid, _resume(lucid), blocks=2)
+    assert other.exists()
 
 
 def test_a_dry_run_of_a_resume_changes_nothing(lucid: Lucid) -> None:

@@ -566,7 +566,8 @@ def test_an_agent_that_cannot_start_is_named_and_the_script_runs(tmp_path: Path)
     broken = tmp_path / "broken"
     (broken / "lucid_profiler").mkdir(parents=True)
     (broken / "lucid_profiler" / "__init__.py").write_text("raise ValueError('broken on purpose')")
-    profiled = _profile(tmp_path, "print('ran')", pythonpath=(str(broken),))
+    (broken / "torch.py").touch()
+    profiled = _profile(tmp_path, "import torch; print('ran')", pythonpath=(str(broken),))
     assert (profiled.done.stdout, profiled.done.stderr) == ("ran\n", "")
     assert profiled.seen.agent.reason == "ValueError: broken on purpose"
     assert profiled.seen.agent.num_errors == 1

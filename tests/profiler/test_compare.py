@@ -680,6 +680,40 @@ def test_walls_of_the_same_span_are_compared(runs: Mapping[int, Mapping[str, Any
     assert decision(analyze(build(runs=runs))) == ("better", "interval_excludes_zero")
 
 
+def holes(*runs: int) -> dict[int, dict[str, Any]]:
+    """Return the changes that give runs a process which trained and left no digest."""
+    return {
+        run: {"agent": AgentHealth(loaded=True, num_processes=2, num_steps=11, uncovered=("one process", "a state"))}
+        for run in runs
+    }
+
+
+@pytest.mark.parametrize("runs", [(2,), (5,), tuple(range(14))], ids=["native", "captured", "all"])
+def test_what_is_in_no_digest_leaves_no_claim_of_equality(runs: tuple[int, ...], build: Build) -> None:
+    """Whether one arm or both have it: what two processes ended with without a word may be anything."""
+    got = analyze(build(runs=holes(*runs)))
+    assert decision(got) == ("withheld", "parity_incomplete")
+    assert got.verdict.detail == "one process, and 1 more"
+    assert analyze(build(runs=holes(*runs), states={5: {"weight": 4.0}})).verdict.decision == "parity_failed"
+
+
+def test_what_is_in_no_digest_does_not_matter_where_no_equality_is_claimed(build: Build) -> None:
+    """Of another computation, and in a discarded pair."""
+    other = {"arms": (Arm(name="native"), Arm(name="captured", different=True))}
+    assert analyze(build(runs=holes(*range(14)), header=other)).verdict.decision == "better"
+    assert analyze(build(runs=holes(0, 1))).verdict.decision == "better"
+
+
+def test_another_computation_is_judged_although_the_base_does_not_repeat(build: Build) -> None:
+    """Its states are held against nothing, so it does not matter whether the base's agree."""
+    states = {2: {"weight": 3.0}}
+    arms = (Arm(name="native"), Arm(name="captured", different=True))
+    got = analyze(build(states=states, header={"arms": arms}))
+    assert got.parity.status == "undecidable"
+    assert decision(got) == ("better", "interval_excludes_zero")
+    assert analyze(build(states=states)).verdict.decision == "undecidable"
+
+
 def test_another_primary_metric_asks_for_no_wall(build: Build) -> None:
     """Walls of unequal work are no reason against a verdict on something else."""
     series = [(100.0, 120.0 + index) for index in range(6)]

@@ -77,6 +77,17 @@ def test_of_several_optimizers_the_first_one_s_steps_are_told(tmp_path: Path) ->
     ring.close()
 
 
+def test_the_steps_are_those_of_what_the_process_executed_last(tmp_path: Path) -> None:
+    """A process that executed itself anew goes on in a file of its own, and others are not looked at meanwhile."""
+    glancer = Glancer(tmp_path)
+    for name, step in (("7", 5), ("7.2", 1), ("7.10", 2)):
+        ring = RingWriter(tmp_path / f"steps-{name}.ring", capacity=64)
+        ring.write(step * MS, step * MS + 1, 0, step=step)
+        ring.close()
+        assert glancer.look().step == step
+        RingWriter(tmp_path / f"steps-6.{step}.ring", capacity=64).close()
+
+
 def test_a_look_leaves_the_ring_as_it_is(tmp_path: Path) -> None:
     """It is opened for reading; the writer and the report get what they would have got without it."""
     path = tmp_path / "steps-7.ring"

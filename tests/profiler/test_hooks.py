@@ -1,12 +1,17 @@
 """Steps of all kinds of optimizers: each is known again, none is kept alive, and none sees that it is watched."""
 
+import copy
+import functools
 import gc
 import inspect
+import io
+import pickle
 import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -76,7 +81,10 @@ def test_optimizers_in_turn_are_known_again(hooks: TorchHooks, tmp_path: Path, m
         (index, optimizers[index]) for index in (0, *range(13, 20))
     ]
     assert len(hooks.parameter_names()) == 8
-    assert hooks.notes() == ["20 optimizers stepped: digests cover the last 8"]
+    hooks.hold_living()
+    assert [one.optimizer for one in hooks.optimizers()] == optimizers
+    assert len(hooks.parameter_names()) == 20
+    assert (hooks.notes(), hooks.uncovered()) == ([], [])
 
 
 def test_an_optimizer_that_stepped_long_ago_may_go(hooks: TorchHooks) -> None:
@@ -92,6 +100,8 @@ def test_an_optimizer_that_stepped_long_ago_may_go(hooks: TorchHooks) -> None:
     assert [tracked.index for tracked in hooks.optimizers()] == [*range(42, 50)]
     assert [tracked.num_steps for tracked in hooks.optimizers()] == [1] * 8
     assert len(hooks._tracked) == 8
+    hooks.hold_living()
+    assert hooks.uncovered() == ["42 of 50 optimizers were gone before the end of the process"]
 
 
 def test_steps_within_a_step_end_in_turn(hooks: TorchHooks) -> None:
@@ -199,6 +209,150 @@ def test_a_closure_is_the_program_s_own(hooks: TorchHooks) -> None:
     assert optimizer.seen_values == [False, True]
     assert vars(_Losses.loss) == {"last_use": 2}
     assert [tracked.num_steps for tracked in hooks.optimizers()] == [1]
+
+
+class _Keeping(torch.optim.SGD):
+    """Keeps what it is given, and calls it by its method."""
+
+    kept: Any = None
+
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        self.kept = closure
+        closure.__call__()
+        return super().step()
+
+
+def _module_loss() -> int:
+    """Be called."""
+    return 2
+
+
+_module_loss.rate = 0.5  # type: ignore[attr-defined]
+
+
+@functools.wraps(_module_loss)
+def _wrapping_loss() -> int:
+    return _module_loss()
+
+
+_CLOSURES = [_module_loss, _wrapping_loss, lambda: 3, _Losses().loss, partial(_Losses().loss, backward=False)]
+
+
+def _stand_in(closure: Any) -> Any:
+    """Return what an optimizer was given in the place of `closure`."""
+    optimizer = _Keeping([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    optimizer.step(closure)
+    stand_in = optimizer.__dict__.pop("kept")
+    assert stand_in is not closure
+    return stand_in
+
+
+def _shown(closure: Any) -> dict[str, Any]:
+    """Return all that `closure` says of itself."""
+    names = (
+        "__doc__",
+        "__module__",
+        "__name__",
+        "__qualname__",
+        "__wrapped__",
+        "__dict__",
+        "__class__",
+        "rate",
+        "_begin",
+    )
+    return {
+        **{name: getattr(closure, name, "none") for name in names},
+        **{show.__name__: show(closure) for show in (repr, str, dir, vars, callable, inspect.isfunction, hash)},
+        "signature": str(inspect.signature(closure)),
+        "format": f"{closure}",
+        "type": type(closure).__name__,
+        "dict key": {closure: 1},
+    }
+
+
+@pytest.mark.parametrize("closure", _CLOSURES)
+@pytest.mark.usefixtures("hooks")
+def test_a_closure_shows_the_program_s_own(closure: Any) -> None:
+    """Its words, names, attributes and looks; what it has not, the stand-in has not either."""
+    assert _shown(_stand_in(closure)) == _shown(closure)
+
+
+@pytest.mark.parametrize("closure", _CLOSURES)
+@pytest.mark.usefixtures("hooks")
+def test_a_weak_reference_to_a_closure_lives_as_long_as_what_was_given(closure: Any) -> None:
+    """An optimizer may hold its caller's closure so."""
+    stand_in = _stand_in(closure)
+    weak = weakref.ref(stand_in)
+    assert weak() is stand_in
+    del stand_in
+    gc.collect()
+    assert weak() is None
+
+
+@pytest.mark.usefixtures("hooks")
+def test_a_weak_method_is_of_the_program_s_object() -> None:
+    """It lives as long as that does, and calls its method."""
+    losses = _Losses()
+    weak = weakref.WeakMethod(_stand_in(losses.loss))
+    assert weak() == losses.loss
+    del losses
+    gc.collect()
+    assert weak() is None
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("pickler", [pickle._Pickler, pickle.Pickler])
+@pytest.mark.usefixtures("hooks")
+def test_a_pickled_closure_is_the_program_s_own(protocol: int, pickler: Any) -> None:
+    """No class of lucid's is in the pickle, and what the program holds twice it holds twice afterwards."""
+    bound = partial(_module_loss)
+    file = io.BytesIO()
+    pickler(file, protocol).dump([_stand_in(_module_loss), _stand_in(bound), bound])
+    assert b"lucid" not in file.getvalue()
+    loss, first, second = pickle.loads(file.getvalue())
+    assert loss is _module_loss
+    assert type(first) is partial
+    assert first is second
+
+
+@pytest.mark.usefixtures("hooks")
+def test_a_closure_that_cannot_be_pickled_says_so_in_the_same_words() -> None:
+    """A function within a function has no name by which it is found."""
+    closure = lambda: 1  # noqa: E731 - one that has no name
+    said = []
+    for one in (closure, _stand_in(closure)):
+        with pytest.raises((pickle.PicklingError, AttributeError)) as caught:
+            pickle.dumps(one)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("closure", _CLOSURES)
+@pytest.mark.usefixtures("hooks")
+def test_a_copy_of_a_closure_is_one_of_the_program_s_own(closure: Any) -> None:
+    """Shallow or deep: a function is its own copy, all else is what copying it makes."""
+    stand_in = _stand_in(closure)
+    for copying in (copy.copy, copy.deepcopy):
+        own, got = copying(closure), copying(stand_in)
+        assert type(got) is type(closure)
+        assert (got is closure) == (own is closure)
+        assert got() == own()
+
+
+@pytest.mark.usefixtures("hooks")
+def test_a_closure_in_a_class_is_a_method() -> None:
+    """Only a function is bound to the object that has it in its class."""
+
+    def loss(self: Any, *, scale: int) -> tuple[str, int]:
+        return type(self).__name__, scale
+
+    loss_of = partial(loss, 1, scale=2)
+    tracked = tracking.TrackedOptimizer(_sgd(), index=0, on_death=print)
+    stand_ins = [tracking.followed(one, tracked, begin=print) for one in (loss, loss_of)]
+    kind: Any = type("Holder", (), {"loss": stand_ins[0], "loss_of": staticmethod(stand_ins[1])})
+    assert kind().loss(scale=3) == ("Holder", 3)
+    assert kind.loss(self=1, scale=3) == ("int", 3)
+    assert kind().loss_of() == ("int", 2)
 
 
 class _OfModel(torch.optim.SGD):

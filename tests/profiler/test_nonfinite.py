@@ -1,4 +1,6 @@
+import gc
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -178,6 +180,72 @@ def test_a_parameter_that_cannot_be_told_any_more_is_not_named() -> None:
     check.after_step(optimizer, index=0, step=2)
     (finding,) = check.findings({id(_parameters(optimizer)[0]): "p0"})
     assert (finding.step, finding.name) == (1, None)
+
+
+def test_what_is_freed_lends_its_name_to_no_other() -> None:
+    """Of models in turn those that are known at the end are named, and none by what came at the place of another."""
+    check = ParameterCheck()
+    kept: list[tuple[int, torch.optim.Optimizer]] = []
+    for fold in range(60):
+        optimizer = _optimizer(torch.ones(3), torch.ones(3), torch.full((3,), NAN if fold % 2 else 1.0), torch.ones(3))
+        check.after_step(optimizer, index=fold, step=1)
+        kept.append((fold, optimizer))
+        if len(kept) > 8:
+            kept.pop(0)[1].param_groups.clear()  # frees its parameters now
+    names = {id(one): f"{fold}.p{place}" for fold, own in kept for place, one in enumerate(_parameters(own))}
+    named = {finding.optimizer: finding.name for finding in check.findings(names) if finding.step is not None}
+    assert named == {fold: f"{fold}.p2" if fold >= 52 else None for fold in range(1, 60, 2)}
+
+
+def _at(identity: int) -> nn.Parameter:
+    """Return a new parameter, at the place in memory of a freed one if that place is free."""
+    made: list[nn.Parameter] = []
+    while len(made) < 1000 and (not made or id(made[-1]) != identity):
+        made.append(nn.Parameter(torch.ones(2)))
+    return made[-1]
+
+
+@pytest.mark.parametrize("is_judged_again", [False, True])
+def test_a_parameter_at_the_place_of_another_in_memory_is_not_it(is_judged_again: bool) -> None:
+    """Of those that were exchanged since, after the last step or before it, the step is known and the name is not."""
+    optimizer = _optimizer(torch.full((2,), NAN))
+    check = ParameterCheck()
+    check.after_step(optimizer, index=0, step=1)
+    parameters = optimizer.param_groups[0]["params"]
+    identity = id(parameters.pop())
+    parameters.append(_at(identity))
+    if is_judged_again:
+        check.after_step(optimizer, index=0, step=2)
+    (finding,) = check.findings({id(parameters[0]): "another"})
+    assert (finding.step, finding.name) == (1, None)
+
+
+def test_an_optimizer_that_stepped_long_before_is_not_held() -> None:
+    """Of 70 the first 64 are judged, and of those one is among the last eight; once all is found none is held."""
+    check = ParameterCheck()
+    optimizers = [_optimizer(torch.full((2,), NAN)) for _ in range(70)]
+    for index, optimizer in enumerate([*optimizers, optimizers[0]]):
+        check.after_step(optimizer, index=index % 70, step=1 + index // 70)
+    alive = [weakref.ref(_parameters(optimizer)[0]) for optimizer in optimizers]
+    names = {id(_parameters(optimizer)[0]): "p" for optimizer in optimizers}
+    del optimizer, optimizers
+    gc.collect()
+    assert [index for index, reference in enumerate(alive) if reference() is not None] == [63]
+    names = {identity: name for identity, name in names.items() if identity != id(alive[63]())}
+    assert {finding.name for finding in check.findings(names)} == {None}
+    assert not any(reference() is not None for reference in alive)
+
+
+def test_the_program_may_swap_what_is_judged() -> None:
+    """Torch refuses that for tensors with weak references."""
+    optimizer = _optimizer(torch.ones(2))
+    (parameter,) = _parameters(optimizer)
+    check = ParameterCheck()
+    check.after_step(optimizer, index=0, step=1)
+    torch.utils.swap_tensors(parameter, nn.Parameter(torch.full((2,), NAN)))
+    check.after_step(optimizer, index=0, step=2)
+    (finding,) = check.findings({id(parameter): "p"})
+    assert (finding.step, finding.name) == (2, "p")
 
 
 def test_each_optimizer_has_a_finding_of_its_own() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucid_profiler.ring import RingWriter, StepRecord, read_ring
+from lucid_profiler.ring import RingTail, RingWriter, StepRecord, read_ring
 
 SLOTS_OFFSET = 64
 SLOT_BYTES = 32
@@ -34,6 +34,26 @@ def test_the_last_records_come_back_and_the_lost_ones_are_counted(
     assert trace.records == tuple(_record(number) for number in range(max(0, num - capacity), num))
     assert (trace.num_written, trace.num_overwritten, trace.num_torn) == (num, max(0, num - capacity), 0)
     assert trace.first_begin_ns == (1 if num else None)
+
+
+@given(nums=st.lists(st.integers(0, 30), max_size=6), capacity=st.integers(1, 12))
+def test_each_look_has_the_newest_steps(
+    tmp_path_factory: pytest.TempPathFactory, nums: list[int], capacity: int
+) -> None:
+    """Of each optimizer that has stepped since the last one, wherever the file ends, unless newer ones replaced it."""
+    path = tmp_path_factory.mktemp("ring") / "steps.ring"
+    ring = RingWriter(path, capacity=capacity)
+    tail = RingTail(path)
+    num_written = 0
+    for num in nums:
+        new = [_record(number) for number in range(num_written, num_written + num)]
+        for record in new:
+            _write(ring, record)
+        num_written += num
+        assert tail.newest_steps() == {record.optimizer: record.step for record in new[-capacity:]}
+        whole = [_record(number) for number in range(max(0, num_written - capacity), num_written)]
+        assert tail.read(3) == whole[-3:]
+        assert tail.first_begin_ns == (1 if num_written else None)
 
 
 def test_a_record_cut_short_while_it_replaces_another_is_counted_as_torn(tmp_path: Path) -> None:

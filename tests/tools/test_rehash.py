@@ -1,5 +1,6 @@
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -170,7 +171,7 @@ def test_a_file_that_is_cut_off_is_unreadable(saved: Saved, capsys: pytest.Captu
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"\x1f\x8b\n", b'{"t":"state"}\n', b"[1]\n"])
 def test_a_report_that_cannot_be_read_is_told(saved: Saved, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
-    """With its name; one without states cannot be confirmed either."""
+    """With its name."""
     saved.report.write_bytes(content)
     assert saved.check() == rehash.EXIT_UNREADABLE
     assert str(saved.report) in capsys.readouterr().err
@@ -190,6 +191,43 @@ def test_a_part_that_the_report_lacks_is_a_difference(saved: Saved, capsys: pyte
     save(saved.folder, {"metrics": 1.0})
     assert saved.check() == rehash.EXIT_DIFFERENT
     assert lines(capsys)["run 4 process 0  metrics: the report does not have it"] == "different"
+
+
+def test_a_run_that_the_report_lacks_is_a_difference(saved: Saved, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others are confirmed all the same; a folder of such a run in which nothing is says nothing."""
+    save(saved.saved / run_folder_name(3, "native") / "process-5", {"model": 1})
+    (saved.saved / run_folder_name(7, "native")).mkdir()
+    assert saved.check() == rehash.EXIT_DIFFERENT
+    found = lines(capsys)
+    assert found.pop("run 3: it was saved, and the report has no state of it") == "different"
+    assert set(found.values()) == {"equal"}
+    assert any(where.startswith("run 4 process 0  losses") for where in found)
+
+
+def test_a_report_that_has_no_state_at_all_differs_from_what_was_saved(
+    saved: Saved, make_header: Callable[..., Header]
+) -> None:
+    """It was cut off in its first run."""
+    saved.report.unlink()
+    write_report(saved.report, [], make_header)
+    assert saved.check() == rehash.EXIT_DIFFERENT
+
+
+@pytest.mark.parametrize("name", ["run3-native", "other"])
+def test_a_folder_that_cannot_be_read_hides_no_other(
+    saved: Saved, make_header: Callable[..., Header], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Its file is damaged, or its name does not say which run it is of; the others are confirmed."""
+    folder = saved.saved / name
+    save(folder / "process-5", {"model": 1})
+    states = [state(3, "model", 1), *(state(4, part, value) for part, value in PARTS.items())]
+    saved.report.unlink()
+    write_report(saved.report, states, make_header)
+    saved_file(folder / "process-5", "model").write_bytes(b"{}\n")
+    assert saved.check() == rehash.EXIT_UNREADABLE
+    captured = capsys.readouterr()
+    assert str(folder) in captured.err
+    assert re.search("^equal +run 4 process 0  losses", captured.out, re.MULTILINE)
 
 
 def test_nothing_saved_confirms_nothing(saved: Saved, capsys: pytest.CaptureFixture[str]) -> None:

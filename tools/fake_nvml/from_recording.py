@@ -1,7 +1,8 @@
 """Turns a monitor's log into a scenario that plays the same readings at the same times.
 
-What was null is played as the error that its reason stands for. A log sums processes up: the target's memory is played
-as that of one process, the others' as that of process 1. Energy has the value of the last mark.
+What was null is played as the error, or the answer that nobody can believe, that its reason stands for; reasons that no
+device gives, such as "gap", are played as an unknown error. A log sums processes up: the target's memory is played as
+that of one process, the others' as that of the first of so many processes 1. Energy has the value of the last mark.
 """
 
 import argparse
@@ -12,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lucid_profiler import jsonio
+from lucid_profiler.errors import ReportError
+from lucid_profiler.monitor.log import read_log
+from lucid_profiler.monitor.records import to_fields
 
 __all__ = ["to_scenario"]
 
@@ -25,12 +28,17 @@ _CALLS: dict[str, tuple[str, ...]] = {
     "temperature": ("temperature_c",),
 }
 _MEMORY = ("memory_total_bytes", "memory_reserved_bytes", "memory_free_bytes", "memory_used_bytes")
-_PROCESSES = ("process_memory_bytes", "others_memory_bytes")
+_MEMORY_V1 = ("memory_total_bytes", "memory_free_bytes", "memory_used_bytes")
+_PROCESSES = ("process_memory_bytes", "others_memory_bytes", "num_other_processes", "num_unknown_processes")
 _FUNCTION_NOT_FOUND = 13
 _UNKNOWN = 999
 _ERRORS = {"not_supported": 3, "no_permission": 4, "not_found": 6, "no_driver": 9, "lost": 15, "driver_mismatch": 18}
 _ALL_ONES = 2**64 - 1
+_BLANK = _ALL_ONES ^ 2**31  # implausible as 32 and 64 bits, signed or not
 _OTHERS_PID = 1
+_HIDDEN_PID = 2**22  # the driver may name it, no process has it: PID_MAX_LIMIT
+_MAX_ROWS = 256
+_DISBELIEVED = {"abi_suspect": [[2**32 - 1, 0]], "implausible": [[_OTHERS_PID, 2**63]]}
 _NS_PER_S = 1_000_000_000
 
 Steps = list[dict[str, Any]]
@@ -46,21 +54,33 @@ def to_scenario(records: Iterable[Mapping[str, Any]], *, pid: int | None = None)
     Raises:
         ValueError: there is no header.
     """
-    recording = _Recording(pid=pid)
-    for record in records:
+    taken = list(records)
+    recording = _Recording(pid=pid, first_version=_with_first_version(taken))
+    for record in taken:
         recording.take(record)
     if recording.versions is None:
         raise ValueError("the log has no header")
     return recording.scenario()
 
 
+def _with_first_version(records: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the devices that have the first version of the memory query, which does not tell what is reserved."""
+    samples = (record["gpus"] for record in records if record["kind"] == "sample")
+    memory = ((uuid, [values.get(name) for name in _MEMORY]) for gpus in samples for uuid, values in gpus.items())
+    return frozenset(uuid for uuid, (total, reserved, *_) in memory if total is not None and reserved is None)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Recording:
-    """Collects steps, one where an answer changes."""
+    """Collects steps, one where an answer changes.
+
+    Attributes:
+        first_version: the devices whose null memory is that of the first version of the query.
+    """
 
     pid: int | None
+    first_version: frozenset[str]
     versions: Mapping[str, Any] | None = None
-    has_reserved: bool = True
     devices: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     calls: dict[str, dict[str, Steps]] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +91,6 @@ class _Recording:
         kind = record["kind"]
         if kind == "header":
             self.versions = record["versions"]
-            self.has_reserved = record["memory_api"] != "v1"
             self.pid = record["target"]["pid"] if self.pid is None else self.pid
             self._add_devices(record["devices"])
         elif kind == "event" and record["name"] == "devices":
@@ -121,9 +140,8 @@ class _Recording:
             self._step(mono_ns, uuid, "compute_processes", self._processes(uuid, values))
 
     def _memory(self, uuid: str, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        if not self.has_reserved:
-            names = ("memory_total_bytes", "memory_free_bytes", "memory_used_bytes")
-            return {"memory_v2": {"error": _FUNCTION_NOT_FOUND}, "memory": self._answer(uuid, names, values)}
+        if uuid in self.first_version and values.get("memory_reserved_bytes") is None:
+            return {"memory_v2": {"error": _FUNCTION_NOT_FOUND}, "memory": self._answer(uuid, _MEMORY_V1, values)}
         answer = self._answer(uuid, _MEMORY, values)
         if "error" in answer:
             return {"memory_v2": answer, "memory": answer}
@@ -131,21 +149,32 @@ class _Recording:
         return {"memory_v2": answer, "memory": {"value": [total, free, min(used + reserved, _ALL_ONES)]}}
 
     def _processes(self, uuid: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        ours, others = (values.get(name) for name in _PROCESSES)
-        reason = self.reasons.get(f"gpu:{uuid}.{_PROCESSES[0]}")
-        if ours is None and reason in _ERRORS and reason != "not_found":
-            return {"error": _ERRORS[reason]}
-        rows = [] if ours is None else [[self.pid, ours]]
-        return {"value": [*rows, [_OTHERS_PID, others]] if others or values.get("num_other_processes") else rows}
+        ours, others, num_others, num_unknown = (values.get(name) for name in _PROCESSES)
+        why_not_ours, why_not_others = (self._why(uuid, name) for name in _PROCESSES[:2])
+        if ours is None and others is None and num_others is None:
+            if why_not_others in _DISBELIEVED:
+                return {"value": _DISBELIEVED[why_not_others]}
+            return {"error": _ERRORS.get(why_not_others, _UNKNOWN)}
+        is_listed = ours is not None or why_not_ours in {"not_supported", "implausible"}
+        rows = [[self.pid, 0 if why_not_ours == "implausible" else ours]] if is_listed else []
+        pids = [_OTHERS_PID] * (num_others or 0) + [_HIDDEN_PID] * (num_unknown or 0)
+        if others and not pids:  # older logs do not count them
+            pids = [_OTHERS_PID]
+        all_others = 2**63 if why_not_others == "implausible" else others
+        rows += [[pid, 0 if place else all_others] for place, pid in enumerate(pids)]
+        return {"value": rows[:_MAX_ROWS]}
 
     def _answer(self, uuid: str, names: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
-        for name in names:
-            if values.get(name) is None:
-                reason = self.reasons.get(f"gpu:{uuid}.{name}", "")
-                if reason == "implausible":
-                    return {"value": _ALL_ONES if len(names) == 1 else [_ALL_ONES] * len(names)}
-                return {"error": _ERRORS.get(reason, _UNKNOWN)}
-        return {"value": values[names[0]] if len(names) == 1 else [values[name] for name in names]}
+        """Return the error of a field that could not be read, else all values, with a blank for what is implausible."""
+        reasons = [self._why(uuid, name) for name in names if values.get(name) is None]
+        failed = [reason for reason in reasons if reason != "implausible"]
+        if failed:
+            return {"error": _ERRORS.get(failed[0], _UNKNOWN)}
+        told = [_BLANK if values.get(name) is None else values[name] for name in names]
+        return {"value": told[0] if len(told) == 1 else told}
+
+    def _why(self, uuid: str, name: str) -> str:
+        return self.reasons.get(f"gpu:{uuid}.{name}", "")
 
     def _step(self, mono_ns: int, uuid: str, call: str, answer: dict[str, Any]) -> None:
         self.begin_ns = mono_ns if self.begin_ns is None else self.begin_ns
@@ -155,9 +184,8 @@ class _Recording:
 
 
 def _read(path: Path) -> list[Mapping[str, Any]]:
-    """Read the records of a log; a last line that is not whole is left out."""
-    *whole, _ = path.read_bytes().split(b"\n")
-    return [jsonio.loads(line) for line in whole if line]
+    """Read the records of a log with its rotated parts; a last line that is not whole is left out."""
+    return [to_fields(record) for record in read_log(path).records]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -168,7 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         scenario = to_scenario(_read(options.log), pid=options.pid)
-    except (OSError, ValueError) as error:
+    except ReportError as error:
+        parser.error(str(error))
+    except ValueError as error:
         parser.error(f"{options.log}: {error}")
     json.dump(scenario, sys.stdout, indent=1)
     print()

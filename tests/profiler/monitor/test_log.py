@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -8,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from lucid_profiler import jsonio
 from lucid_profiler.errors import ReportError
-from lucid_profiler.monitor.log import SYNC_PERIOD_NS, LogWriter, read_log
+from lucid_profiler.monitor.log import SYNC_PERIOD_NS, LogWriter, read_log, rotated_parts
 from lucid_profiler.monitor.records import (
     AnchorTaken,
     End,
@@ -24,6 +26,7 @@ from lucid_profiler.monitor.records import (
     from_fields,
     to_fields,
 )
+from lucid_profiler.whole_lines import WholeLines
 from support.clock import ManualClock
 
 UUID = "GPU-1"
@@ -197,6 +200,50 @@ def test_parts_are_set_aside_by_size_and_read_in_order(path: Path) -> None:
     assert len(parts) > 2
     assert (path.parent / "monitor.jsonl.0").stat().st_size < 2500
     assert isinstance(read_log(path.parent / "monitor.jsonl.0").records[0], Header)
+
+
+def test_each_part_begins_with_the_reasons_that_hold(path: Path) -> None:
+    """Read alone, a part says why its nulls are null; reasons are repeated with the time that they had, once a part."""
+    log = open_log(path, max_part_bytes=2000)
+    held = [ReasonsChanged(mono_ns=40 * time, fields={"host.pss_bytes": f"reason {time}"}) for time in range(3)]
+    for mono_ns in range(100):
+        assert mono_ns % 40 or log.write(held[mono_ns // 40])
+        assert log.write(make_sample(mono_ns))
+    log.close()
+    parts = [read_log(part).records for _, part in rotated_parts(path)]
+    parts.append(read_log(path).records[sum(map(len, parts)) :])
+    assert len(parts) > 5
+    for records in parts:
+        assert isinstance(records[0], Header)
+        assert isinstance(records[1], ReasonsChanged)
+        holding = None
+        for record in records[1:]:
+            holding = record if isinstance(record, ReasonsChanged) else holding
+            assert not isinstance(record, Sample) or holding == held[record.mono_ns // 40]
+    changes = [record for records in parts for record in records if isinstance(record, ReasonsChanged)]
+    assert len(changes) <= len(parts) + len(held)
+    assert changes == sorted(changes, key=lambda change: change.mono_ns)
+
+
+def test_a_part_begins_with_the_reasons_once_the_disk_takes_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full after the new part's header costs the records until then, not the reasons."""
+    log = open_log(path, max_part_bytes=len(jsonio.dumps(to_fields(make_header()))) + 10)
+    why = ReasonsChanged(mono_ns=1, fields={"host.pss_bytes": "no_permission"})
+    assert log.write(why)
+    append, log_ns = WholeLines.append, ManualClock().mono_ns()
+
+    def refuse_all_but_headers(lines: WholeLines, line: bytes) -> None:
+        if b'"header"' not in line:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(lines, line)
+
+    with monkeypatch.context() as full:
+        full.setattr(WholeLines, "append", refuse_all_but_headers)
+        assert not log.write(make_sample(2))
+    assert log.write(make_sample(3))
+    log.close()
+    gap = Gap(begin_ns=log_ns, end_ns=log_ns, reason="disk_full", num_records=1)
+    assert read_log(path.with_name("monitor.jsonl.1")).records == (make_header(1), why, gap, make_sample(3))
 
 
 def test_a_log_whose_writer_died_between_two_parts_is_read(path: Path, whole: bytes) -> None:

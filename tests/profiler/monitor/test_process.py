@@ -146,6 +146,36 @@ def test_devices_are_read_in_the_monitor_s_process(
     assert samples[0].gpus[fake_nvml.UUID]["power_draw_mw"] == 412_345
 
 
+@pytest.mark.parametrize("is_listening", [False, True])
+def test_a_target_with_a_long_command_line_is_followed(output: Path, directory: Path, *, is_listening: bool) -> None:
+    """A megabyte of file names and more: answers say how much they leave out, and the header of the log has it all."""
+    words = [*["x" * 120_000] * 8, *["image.png"] * 20_000]
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words]) as process:
+        monitor = launch(
+            target_pid=process.pid,
+            output=output,
+            interval_s=0.02,
+            with_nvml=False,
+            directory=directory if is_listening else None,
+            timeout_s=LIMIT_S,
+        )
+        assert monitor.reason is None
+        wait_for_samples(output, 3)
+        if is_listening:
+            client = connect(directory, timeout_s=LIMIT_S)
+            assert client is not None
+            found = client.request("status")["target"]
+            assert (found["pid"], found["argv"][1], found["num_argv_left_out"]) == (process.pid, "-c", len(words))
+            client.close()
+        process.kill()
+        assert monitor.wait(LIMIT_S)
+        monitor.stop()
+    header = read_log(output).records[0]
+    assert isinstance(header, Header)
+    assert header.target["argv"][3:] == words
+    assert end_of(output).status == "target_exit"
+
+
 def test_a_monitor_s_own_processor_time_is_the_kernel_s(target: "subprocess.Popen[bytes]", output: Path) -> None:
     """From the start of its process to its last record: more than before it was asked to stop, less than in all."""
     before = os.times().children_user + os.times().children_system

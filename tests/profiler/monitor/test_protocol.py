@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucid_profiler.monitor.protocol import MAX_FRAME_BYTES, Decoder, ProtocolError, encode
+from lucid_profiler.monitor.protocol import MAX_FRAME_BYTES, Decoder, ProtocolError, encode, encode_answer
 
 MESSAGES = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=20) | st.none(), max_size=5)
 
@@ -55,3 +55,28 @@ def test_what_no_frame_can_hold_is_not_sent() -> None:
         encode({"name": "x" * MAX_FRAME_BYTES})
     with pytest.raises(ProtocolError, match="cannot be written"):
         encode({"name": object()})
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "number"),
+    [
+        ({"ok": True, "id": 7, "argv": ["x" * MAX_FRAME_BYTES]}, "more than the 65536 of a frame", 7),
+        ({"ok": False, "id": 7, "error": "x" * MAX_FRAME_BYTES}, "more than the 65536 of a frame", 7),
+        ({"ok": True, "id": 7, "argv": {1, 2}}, "is of type builtins.set", 7),
+        ({"ok": True, "id": 7, "x" * MAX_FRAME_BYTES: object()}, "cannot be written", 7),
+        ({"ok": True, "id": "7" * MAX_FRAME_BYTES}, "more than the 65536 of a frame", None),
+        ({"ok": True, "argv": object()}, "is of type builtins.object", None),
+    ],
+)
+def test_an_answer_that_no_frame_can_hold_becomes_a_refusal(
+    answer: dict[str, object], words: str, number: int | None
+) -> None:
+    """Whoever asked is told, whatever the answer holds; its number goes along where there is room."""
+    decoder = Decoder()
+    decoder.feed(encode_answer(answer))
+    refusal = decoder.next()
+    assert refusal is not None
+    assert (refusal["ok"], refusal.get("id")) == (False, number)
+    assert refusal["error"].startswith("the answer cannot be sent: ")
+    assert words in refusal["error"]
+    assert encode_answer({"ok": True, "id": 1}) == encode({"ok": True, "id": 1})

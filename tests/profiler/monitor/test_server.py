@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lucid_profiler.errors import EnvironmentUnusableError
+from lucid_profiler.jsonio import MAX_DEPTH
 from lucid_profiler.monitor.address import (
     MAX_SOCKET_PATH_BYTES,
     Lock,
@@ -203,6 +204,26 @@ def test_a_client_that_goes_away_leaves_nothing(loop: Loop) -> None:
         client.close()
         loop.step(4)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_an_answer_that_cannot_be_sent_is_refused_and_ends_nothing(loop: Loop, *, is_trusted: bool) -> None:
+    """Too long or too deep for a frame: the connection goes on, also the launcher's, whose end would end all."""
+    too_deep: list[Any] = []
+    for _ in range(MAX_DEPTH - 2):
+        too_deep = [too_deep]
+    ours, theirs = socket.socketpair()
+    if is_trusted:
+        loop.server.adopt(theirs)
+    with ours, theirs, ours if is_trusted else loop.connect() as client:
+        client.settimeout(5)
+        for request in ({"x": "y" * (MAX_FRAME_BYTES - 20)}, {"x": too_deep}):
+            answer = loop.ask(client, request)
+            assert answer is not None
+            assert answer["ok"] is False
+            assert answer["error"].startswith("the answer cannot be sent: ")
+            assert loop.ask(client, {"n": 1}) == {"ok": True, "echo": {"n": 1}}
+        assert loop.trusted_ends == 0
 
 
 def test_an_inherited_connection_has_no_limit_and_its_end_is_reported(loop: Loop) -> None:

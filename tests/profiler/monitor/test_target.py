@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lucid_profiler.errors import EnvironmentUnusableError
-from lucid_profiler.monitor.target import ExitStatus, Target, open_pidfd
+from lucid_profiler.monitor.protocol import MAX_FRAME_BYTES, encode
+from lucid_profiler.monitor.target import MAX_ARGV_CHARS, ExitStatus, Target, open_pidfd
 
 LIMIT_S = 20
 STRANGER = """
@@ -25,6 +26,7 @@ sys.stdin.read()
 print(target.has_ended(), target.exit_status())
 """
 WAITING = "import sys; sys.exit(int(sys.stdin.readline() or 0))"
+SAYING = "print(flush=True); " + WAITING
 
 
 @pytest.fixture
@@ -63,6 +65,51 @@ def test_a_target_is_known_by_number_start_and_command(process: "subprocess.Pope
     assert target.start_ticks is not None
     assert not target.has_ended()
     assert target.exit_status() is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [b"x" * 120_000] * 10,
+        [b"image.png"] * 100_000,
+        [b""] * 100_000,
+        [b"\xff"] * 100_000,
+        [b"\x01" * 4000] * 3,
+        [b"\xf0\x9f\x98\x80\xff"] * 20_000,
+        ["\N{GRINNING FACE}".encode() * 2500 + b"\xff"] * 2,
+    ],
+)
+def test_of_a_long_command_line_answers_have_the_first_words(words: list[bytes]) -> None:
+    """What they say fits a frame whatever the words are, and what is left out is counted; the header has it all."""
+    with subprocess.Popen(
+        [os.fsencode(sys.executable), b"-c", SAYING.encode(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # the kernel has its command line in place
+        target = Target(process.pid)
+        end(process, 0, is_reaped=True)
+    argv = [sys.executable, "-c", SAYING, *map(os.fsdecode, words)]
+    assert target.describe()["argv"] == argv
+    brief = dict(target.brief())
+    kept = brief.pop("argv")
+    assert isinstance(kept, list)
+    assert kept == argv[: len(kept)]
+    assert brief == {
+        "pid": process.pid,
+        "start_ticks": target.start_ticks,
+        "num_argv_left_out": len(argv) - len(kept),
+    }
+    num_chars = len("".join(kept)) + len(kept)
+    assert num_chars <= MAX_ARGV_CHARS < num_chars + len(argv[len(kept)]) + 1
+    assert len(encode(dict(target.brief()))) < MAX_FRAME_BYTES * 3 // 4
+    target.close()
+
+
+def test_of_a_short_command_line_nothing_is_left_out(target: Target) -> None:
+    """Nor is anything said of one that is not known."""
+    assert target.brief() == {**target.describe(), "num_argv_left_out": 0}
+    target.argv = None
+    assert target.brief() == {**target.describe(), "num_argv_left_out": None}
 
 
 def test_the_environment_is_the_target_s_own(target: Target) -> None:

@@ -7,8 +7,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty
 from typing import IO, Literal
 
@@ -74,7 +75,8 @@ def run_child(
         env: the whole environment.
         interrupts: signals to lucid; the first is forwarded to the process group, the second kills it.
         timeout_s: seconds after which the group is ended.
-        stdin: what the command reads, from its beginning if it is a file; None for nothing.
+        stdin: what the command reads; a file from its beginning, through a descriptor of its own that only reads. None
+            for nothing.
         copy_output: also copy what the command prints to lucid's standard error.
         on_start: called with the command's number once it runs, while its end is already being awaited. What it takes
             delays signals and limits, so it must not wait. If it raises, the command is ended.
@@ -86,8 +88,6 @@ def run_child(
     """
     own_max_rss = _max_rss_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     num_continued = interrupts.num_continued
-    if stdin is not None and stdin.seekable():
-        stdin.seek(0)
     with _Child(command, env, stdin=stdin) as child, child.drain(copy_output=copy_output) as drain:
         ending, end_ns = _follow(child.pid, interrupts, timeout_s=timeout_s, on_start=on_start)
         child.spare(spared())
@@ -125,20 +125,21 @@ class _Child:
         self.unended: dict[int, str] = {}
         # A shell may exec lucid beside its own jobs, whose orphans become lucid's too.
         self._spared = set(sessions())
-        self.begin_ns = time.monotonic_ns()
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - running what the user typed is the purpose
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL if stdin is None else stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-                preexec_fn=death_signal(),  # noqa: PLW1509 - None where lucid has another thread
-            )
-        except OSError as error:
-            raise cannot_start(command[0], error) from error
+        with _input(stdin) as source:
+            self.begin_ns = time.monotonic_ns()
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - running what the user typed is the purpose
+                    command,
+                    env=env,
+                    stdin=source,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    bufsize=0,
+                    start_new_session=True,
+                    preexec_fn=death_signal(),  # noqa: PLW1509 - None where lucid has another thread
+                )
+            except OSError as error:
+                raise cannot_start(command[0], error) from error
         self.pid = self._process.pid
 
     def spare(self, leaders: Collection[int]) -> None:
@@ -169,6 +170,18 @@ class _Child:
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def _input(stdin: IO[bytes] | None) -> AbstractContextManager[IO[bytes] | int]:
+    """Return the standard input of a run; of a file a descriptor that shares neither offset nor the right to write."""
+    if stdin is None:
+        return nullcontext(subprocess.DEVNULL)
+    if not stdin.seekable():
+        return nullcontext(stdin)
+    stdin.seek(0)
+    with suppress(OSError):
+        return Path(f"/proc/self/fd/{stdin.fileno()}").open("rb", buffering=0)
+    return nullcontext(stdin)
 
 
 def _follow(

@@ -2,15 +2,17 @@
 
 import os
 import selectors
-import sys
 import threading
 from contextlib import suppress
 from typing import IO
+
+from lucid_cli.output import outlet
 
 TAIL_BYTES = 4096
 _STDERR_BYTES = 3072  # the reason of a failure stands there; either stream may use what the other leaves
 _CHUNK_BYTES = 1 << 16
 _POLL_S = 0.1
+_STOP_LIMIT_S = 2.0
 
 _HEADINGS = ("--- standard output ---\n", "--- standard error ---\n")
 
@@ -29,7 +31,7 @@ class Drain:
     Args:
         stdout: the reading end of standard output.
         stderr: the reading end of standard error.
-        copy_output: copy everything to lucid's standard error as it comes.
+        copy_output: copy everything to lucid's standard error as it comes, as far as that is read: see `Outlet`.
     """
 
     def __init__(self, stdout: IO[bytes] | None, stderr: IO[bytes] | None, *, copy_output: bool) -> None:
@@ -37,7 +39,7 @@ class Drain:
         self.stderr_bytes = 0
         self._tails = {"stdout": bytearray(), "stderr": bytearray()}
         self._pipes = {"stdout": stdout, "stderr": stderr}
-        self._copy_to = sys.stderr.fileno() if copy_output and sys.stderr is not None else None
+        self._copy_to = outlet() if copy_output else None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -54,9 +56,9 @@ class Drain:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Stop reading, although somebody still holds a pipe open."""
+        """Stop reading, although somebody still holds a pipe open; a thread that cannot go on is left behind."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(_STOP_LIMIT_S)
 
     def tail(self) -> str:
         """Return the end of what was printed: at most 4 KiB of UTF-8, other bytes as hexadecimal escapes.
@@ -76,16 +78,35 @@ class Drain:
             for name, pipe in self._pipes.items():
                 if pipe is not None:
                     selector.register(pipe, selectors.EVENT_READ, name)
-            while selector.get_map() and not self._stopping.is_set():
-                for key, _ in selector.select(_POLL_S):
-                    data = os.read(key.fd, _CHUNK_BYTES)
-                    if data:
-                        self._take(key.data, data)
-                    else:
+            num_open = len(selector.get_map())
+            while num_open and not self._stopping.is_set():
+                self._watch_reader(selector)
+                for key, events in selector.select(_POLL_S):
+                    if events & selectors.EVENT_READ and not self._read(key):
                         selector.unregister(key.fileobj)
+                        num_open -= 1
         for pipe in self._pipes.values():
             if pipe is not None:
                 pipe.close()
+
+    def _watch_reader(self, selector: selectors.BaseSelector) -> None:
+        """Pass on what is taken, and have the selector return when more is, as long as something waits."""
+        if self._copy_to is None:
+            return
+        self._copy_to.send()
+        is_watched = self._copy_to in selector.get_map()
+        if is_watched and not self._copy_to.is_waiting:
+            selector.unregister(self._copy_to)
+        elif self._copy_to.is_waiting and not is_watched:
+            with suppress(OSError):  # of a file it cannot tell
+                selector.register(self._copy_to, selectors.EVENT_WRITE)
+
+    def _read(self, key: selectors.SelectorKey) -> bool:
+        """Read what is there; return whether more may come. Once reading has been stopped the pipes may be others'."""
+        data = b"" if self._stopping.is_set() else os.read(key.fd, _CHUNK_BYTES)
+        if data:
+            self._take(key.data, data)
+        return bool(data)
 
     def _take(self, name: str, data: bytes) -> None:
         if name == "stdout":
@@ -95,5 +116,4 @@ class Drain:
         self._tails[name] += data
         del self._tails[name][:-TAIL_BYTES]
         if self._copy_to is not None:
-            with suppress(OSError):
-                os.write(self._copy_to, data)
+            self._copy_to.put(data)

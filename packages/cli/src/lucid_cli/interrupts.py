@@ -10,6 +10,8 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
+from lucid_cli.output import never_waiting
+
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _POLL_S = 0.1
 _SAME_REQUEST_S = 0.2  # longer than a handler may be late
@@ -51,7 +53,8 @@ class Interrupts:
 
     A signal that lucid was started with ignored stays ignored, as `nohup` and background jobs expect. SIGCHLD is set
     to its default, because the kernel keeps no exit status for a parent that ignores it. A signal that comes once more
-    within 0.2 s is one request: timeout(1) sends its own to lucid and then to lucid's group.
+    within 0.2 s is one request: timeout(1) sends its own to lucid and then to lucid's group. No signal would end a wait
+    for the reader of standard error, so nothing waits for it.
 
     Attributes:
         events: numbers of the signals, between whatever else is put there; its `put` may be called from a handler.
@@ -66,9 +69,11 @@ class Interrupts:
         self.num_continued = 0
         self._last: int | None = None
         self._last_s = 0.0
+        self._writing = never_waiting()
         self._previous: dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> "Interrupts":  # noqa: PYI034 - typing.Self is newer than the oldest Python supported
+        self._writing.__enter__()
         for number in _FORWARDED:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._handle)
@@ -79,6 +84,7 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        self._writing.__exit__(None, None, None)
 
     def _count(self, _number: int, _frame: FrameType | None) -> None:
         self.num_continued += self.first is None

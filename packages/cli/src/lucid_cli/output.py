@@ -1,16 +1,42 @@
-"""Writing to the terminal or a pipe: no character is too much for its encoding, and a closed pipe is no error."""
+"""Writing to the terminal or a pipe: no character is too much for its encoding, and a closed pipe is no error.
+
+While signals are events and not the end of lucid, nothing waits for whoever reads standard error: see `Outlet`.
+"""
 
 import errno
+import io
 import os
+import select
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, TextIO
+from threading import Lock
+from typing import TYPE_CHECKING, BinaryIO, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # What to print where the encoding of the output lacks a character.
 _PLAIN = str.maketrans({"…": "...", "µ": "u"})
+_MAX_WAITING_BYTES = 1 << 20
+_OWN_BYTES = 1 << 16  # beyond it, for lucid's own lines
+_CHUNK_BYTES = 1 << 16
+_PATIENCE_S = 2.0  # with a reader that takes nothing, at the end
 
-__all__ = ["ending_quietly", "flush", "one_line", "printable", "say", "warn", "write_result", "write_whole"]
+__all__ = [
+    "Outlet",
+    "ending_quietly",
+    "flush",
+    "never_waiting",
+    "one_line",
+    "outlet",
+    "printable",
+    "say",
+    "warn",
+    "write_result",
+    "write_whole",
+]
 
 
 def printable(text: str, encoding: str | None) -> str:
@@ -92,8 +118,11 @@ def warn(text: str, *, kind: str = "Warning") -> None:
 
 
 def flush() -> None:
-    """Write out what others have left in the buffers; what cannot be written is dropped."""
+    """Write out what others have left in the buffers, and what could not be said; what cannot be written is dropped."""
     _flush(sys.stdout)
+    if _unsaid:
+        with never_waiting(patience_s=0.0):
+            warn(_unsaid.pop())
     _flush(sys.stderr)
 
 
@@ -112,3 +141,161 @@ def _discard(stream: TextIO) -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)
+
+
+class Outlet(io.RawIOBase):
+    """A stream that nobody waits for: what its reader does not take at once waits in at most a mebibyte of memory.
+
+    What finds no room there is left out and counted; where it would have been, a line says how much it was. Several
+    threads may use it. What is written to it as to a file is lucid's own.
+
+    Args:
+        stream: what is written to, below its buffer.
+
+    Raises:
+        OSError, ValueError: there is no file or pipe behind the stream.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._has_ended = False
+        self._is_terminal = stream.isatty()
+        self._waiting = bytearray()
+        self._last = b"\n"
+        self._num_lost = 0
+        self._putting, self._writing = Lock(), Lock()
+        self._descriptor, self._max_bytes = _unblocked(stream.fileno())
+        self._is_reopened = self._descriptor != stream.fileno()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is writable when the reader takes something."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Tell whether the reader is a terminal."""
+        return self._is_terminal
+
+    def writable(self) -> bool:
+        """Tell that it can be written to."""
+        return True
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Add lucid's own words to what waits, and pass on what is taken; return how many bytes they are."""
+        own = bytes(data)
+        self.put(own, is_own=True)
+        self.send()
+        return len(own)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something waits for the reader."""
+        return bool(self._waiting)
+
+    def put(self, data: bytes, *, is_own: bool = False) -> None:
+        """Add bytes to what waits, as far as there is room; lucid's own lines have some that nothing else takes."""
+        with self._putting:
+            room = _MAX_WAITING_BYTES + _OWN_BYTES * is_own - len(self._waiting)
+            # A gap goes on until much has been taken, lest half of what is shown tells of gaps.
+            if self._num_lost and room >= (_OWN_BYTES // 2 if is_own else _MAX_WAITING_BYTES // 2):
+                self._tell_lost()
+            kept = b"" if self._num_lost else data[: max(room, 0)]
+            self._num_lost += len(data) - len(kept)
+            self._append(kept)
+
+    def send(self, patience_s: float = 0.0) -> None:
+        """Write what waits as far as it is taken; give up where nothing is for so many seconds."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        while self._waiting and not self._has_ended and poll.poll(1000 * patience_s):
+            if not self._write():
+                return
+
+    def end(self, patience_s: float) -> str | None:
+        """Write what waits, with so much patience, and close; return what is to be said of the rest once it can be."""
+        self.send(patience_s)
+        with self._putting:
+            self._num_lost += len(self._waiting)
+            self._waiting.clear()
+            lost = _lost_words(self._num_lost) if self._num_lost else None
+            if lost is not None:
+                self._tell_lost()
+        self.send()
+        untold = lost if self._waiting else None
+        self._has_ended = True
+        if self._is_reopened:
+            os.close(self._descriptor)
+        return untold
+
+    def _tell_lost(self) -> None:
+        start = b"" if self._last == b"\n" else b"\n"
+        self._append(start + f"Warning: {_lost_words(self._num_lost)}\n".encode())
+        self._num_lost = 0
+
+    def _append(self, data: bytes) -> None:
+        self._waiting += data
+        self._last = data[-1:] or self._last
+
+    def _write(self) -> bool:
+        """Write some of what waits; return whether more may be tried."""
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            num = os.write(self._descriptor, bytes(self._waiting[: self._max_bytes]))
+        except BlockingIOError:
+            return False
+        except OSError:
+            num = len(self._waiting)  # the reader has gone away, or a disk is full
+        finally:
+            self._writing.release()
+        with self._putting:
+            del self._waiting[:num]
+        return True
+
+
+def _lost_words(num_bytes: int) -> str:
+    return f"{num_bytes} bytes are not shown: standard error was not read fast enough"
+
+
+def _unblocked(descriptor: int) -> tuple[int, int]:
+    """Return a descriptor on which writing so many bytes does not block once it is writable.
+
+    A pipe or terminal is opened once more: `O_NONBLOCK` on what lucid was given would hold for all that share it. Where
+    it cannot be, writing waits only if another process takes the room away between the question and the writing.
+    """
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode) or os.isatty(descriptor):
+        with suppress(OSError):
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY), _CHUNK_BYTES
+    return descriptor, select.PIPE_BUF
+
+
+_outlets: list[Outlet] = []
+_unsaid: list[str] = []
+
+
+def outlet() -> Outlet | None:
+    """Return the outlet to standard error inside of `never_waiting`, None elsewhere."""
+    return _outlets[-1] if _outlets else None
+
+
+@contextmanager
+def never_waiting(*, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+    """Let nothing that is written to standard error inside wait for its reader; only the end does, for a moment.
+
+    Args:
+        patience_s: how long the end waits for a reader that takes nothing.
+    """
+    before, current = sys.stderr, None
+    with suppress(OSError, ValueError):
+        current = None if before is None else Outlet(before)
+    if current is None:
+        yield
+        return
+    _outlets.append(current)
+    sys.stderr = io.TextIOWrapper(current, before.encoding, before.errors, write_through=True)
+    try:
+        yield
+    finally:
+        _outlets.remove(current)
+        sys.stderr = before
+        untold = current.end(patience_s)
+        if untold is not None:
+            _unsaid.append(untold)

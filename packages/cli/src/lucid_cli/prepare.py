@@ -1,12 +1,15 @@
 """From what was typed to what will be run: the plan, what the report says of it, and how that report is opened."""
 
+import fcntl
 import os
+import re
 import secrets
 import shutil
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +20,7 @@ from lucid_cli import __version__, experiment
 from lucid_cli.arms import parse_arm, plan_arms
 from lucid_cli.built_in import built_in_command
 from lucid_cli.orchestrate import utc_now
-from lucid_cli.output import one_line, say
+from lucid_cli.output import one_line, say, warn
 from lucid_cli.plan import Plan
 from lucid_cli.recorder import Recorder, make_env
 from lucid_cli.report_file import ReportFile, refuse_taken
@@ -29,6 +32,9 @@ from lucid_profiler.kernel_trace import NUM_STEPS
 from lucid_profiler.nvml import NvmlReading, read_nvml
 from lucid_profiler.records import TAINTS, Arm, Env, Header, Tool
 from lucid_profiler.writer import Writer
+
+_MAX_SEALED_BYTES = 64 << 20
+_HANDED_OVER = re.compile(r"/(?:dev|proc/self)/fd/(?!0*[0-2]$)[0-9]+")
 
 __all__ = ["Prepared", "host_env", "prepare", "read_drivers", "read_stdin"]
 
@@ -67,6 +73,7 @@ def prepare(words: tuple[str, ...], options: Mapping[str, Any]) -> Prepared:
         EnvironmentUnusableError: what the built-in fit needs is missing.
     """
     _check_agent(options)
+    _warn_of_descriptors(words)
     nvml = read_drivers(with_nvml=not options["no_nvml"])
     arms = _arms(options)
     pairs = options["pairs"] or experiment.default_pairs(is_built_in=not words, has_gpu=bool(nvml.gpus))
@@ -188,6 +195,16 @@ def _check_agent(options: Mapping[str, Any]) -> None:
         raise click.UsageError(f"{name} needs the agent inside the process; leave --no-agent out")
 
 
+def _warn_of_descriptors(words: tuple[str, ...]) -> None:
+    """Say that the command is not given the descriptor that a word names, as `<(...)` of a shell makes one."""
+    name = next((word for word in words if _HANDED_OVER.fullmatch(word)), None)
+    if name is not None:
+        warn(
+            f"{name} is closed in the runs, since what it holds might be read only once; name a file, or let each run "
+            "have its own: -- bash -c 'COMMAND <(...)'"
+        )
+
+
 def _saved_dir(report: str, pair: int, plan: Plan) -> Path:
     """Return the directory for the values of a pair, which is made when there are some.
 
@@ -204,13 +221,33 @@ def _saved_dir(report: str, pair: int, plan: Plan) -> Path:
 
 
 def read_stdin() -> IO[bytes]:
-    """Return standard input: a terminal as it is, anything else in a file that each run reads from its beginning."""
+    """Return standard input: a terminal as it is, anything else in a file that runs read and do not change."""
     if sys.stdin is None:
         raise click.UsageError("--stdin: standard input is closed")
     if sys.stdin.isatty():
         return sys.stdin.buffer
     spool = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the runs
     shutil.copyfileobj(sys.stdin.buffer, spool)
+    return _unwritable(spool)
+
+
+def _unwritable(spool: IO[bytes]) -> IO[bytes]:
+    """Return what a file holds where it stays as it is: in sealed memory; if long, in the file, which nobody may write.
+
+    A run may open its standard input once more by name, and permissions do not hold root.
+    """
+    if spool.tell() <= _MAX_SEALED_BYTES and hasattr(os, "memfd_create"):
+        with suppress(OSError):
+            sealed = os.fdopen(os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b")
+            spool.seek(0)
+            shutil.copyfileobj(spool, sealed)
+            sealed.flush()
+            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, seals)
+            spool.close()
+            return sealed
+    spool.flush()
+    os.fchmod(spool.fileno(), 0o444)
     return spool
 
 

@@ -1,6 +1,7 @@
 """From a report that had stopped to what is left of its experiment, and how the report is continued."""
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -12,7 +13,7 @@ from lucid_cli.output import one_line, say
 from lucid_cli.plan import Plan
 from lucid_cli.prepare import Prepared, host_env, read_drivers, read_stdin
 from lucid_cli.recorder import Recorder
-from lucid_cli.resume import check_machine, check_place, remaining_slots, resume_record
+from lucid_cli.resume import check_machine, check_place, cut_off_folders, remaining_slots, resume_record
 from lucid_cli.sampling import Sampling
 from lucid_cli.settings import Settings
 from lucid_cli.unfinished import Unfinished, read_unfinished
@@ -43,6 +44,7 @@ def prepare_resumed(words: tuple[str, ...], options: Mapping[str, Any], *, typed
     if unfinished.has_ended and not remaining.slots:
         raise click.UsageError(f"--resume {name}: nothing is left to run; start a new report with -o")
     before, header = unfinished.settings, unfinished.report.header
+    saved_dir = Path(f"{name}.state").absolute()
     plan = Plan(
         command=header.command,
         arms=header.arms,
@@ -55,7 +57,7 @@ def prepare_resumed(words: tuple[str, ...], options: Mapping[str, Any], *, typed
         sampling=Sampling(interval_s=before.interval_s, with_nvml=before.with_nvml, with_agent=before.with_agent),
         num_kernel_steps=before.num_kernel_steps,
         saved_pair=None if before.saved_pair is None else remaining.renamed.get(before.saved_pair),
-        saved_dir=Path(f"{name}.state").absolute(),
+        saved_dir=saved_dir,
         locate=before.locate,
         cool_down_s=header.cool_down_s,
         require_idle=header.require_idle,
@@ -69,7 +71,11 @@ def prepare_resumed(words: tuple[str, ...], options: Mapping[str, Any], *, typed
     def open_file() -> Writer:
         for text in unfinished.what_goes():
             say(one_line(text))
-        return unfinished.open()
+        writer = unfinished.open()
+        # Not before the report is ours: another lucid that writes it saves there.
+        if before.saved_pair is not None:
+            _remove_cut_off(cut_off_folders(unfinished.report, saved_dir))
+        return writer
 
     def begin(writer: Writer) -> Recorder:
         recorder = Recorder.continued(writer, unfinished.report, resume)
@@ -96,6 +102,18 @@ def _check_failures(unfinished: Unfinished, *, keep_going: bool) -> None:
         raise click.UsageError(
             f"--resume {unfinished.name}: run {failed.run} {words}; start a new report with -o, or add --keep-going"
         )
+
+
+def _remove_cut_off(folders: Sequence[Path]) -> None:
+    """Remove what runs had saved that were cut off; what cannot be removed stays."""
+    for folder in folders:
+        shown = one_line(f"{folder.parent.name}/{folder.name}")
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            say(f"{shown}: its run was cut off, and it cannot be removed: {error.strerror}")
+        else:
+            say(f"{shown}: its run was cut off, and it is removed")
 
 
 def _typical_run_s(unfinished: Unfinished) -> float | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import click
 
@@ -12,6 +13,7 @@ from lucid_cli.settings import Settings
 from lucid_cli.unfinished import CannotResumeError, Unfinished
 from lucid_profiler.reader import Report
 from lucid_profiler.records import Env, Resume, Slot
+from lucid_profiler.saved_state import run_folder_name
 
 _MUST_AGREE = {
     "system": "the system",
@@ -22,7 +24,7 @@ _MUST_AGREE = {
 }
 _OF_DEVICES = frozenset({"gpu_name", "gpu_uuid", "cuda_visible_devices"})
 
-__all__ = ["Remaining", "check_machine", "check_place", "remaining_slots", "resume_record"]
+__all__ = ["Remaining", "check_machine", "check_place", "cut_off_folders", "remaining_slots", "resume_record"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ def remaining_slots(report: Report) -> Remaining:
     on, in their order. Where a measured pair is left, the discarded ones come first once more: the machine
     has cooled down.
     """
-    plans = (report.header.slots, *(resume.slots for resume in report.resumes))
+    plans = _plans(report)
     done = {pair.pair for pair in report.pairs} - {run.pair for run in report.runs if run.status != "ok"}
     left = [pair for pair in pairs_of(plans[-1]) if pair[0].pair not in done and not pair[0].discarded]
     warm_up = [pair for pair in pairs_of(plans[-1]) if pair[0].discarded] if left else []
@@ -56,6 +58,19 @@ def remaining_slots(report: Report) -> Remaining:
         slots=renumber(again, first_slot=max(slot.slot for slot in planned) + 1, first_pair=first_pair),
         renamed={pair[0].pair: first_pair + place for place, pair in enumerate(again) if pair[0].pair not in done},
     )
+
+
+def cut_off_folders(report: Report, saved_dir: Path) -> list[Path]:
+    """Return the folders of values whose runs were planned and are not in the report, which cannot confirm them."""
+    done = {run.run for run in report.runs}
+    names = [run_folder_name(slot.slot, slot.arm) for slot in chain(*_plans(report)) if slot.slot not in done]
+    folders = [saved_dir / name for name in names]
+    return [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
+
+
+def _plans(report: Report) -> tuple[tuple[Slot, ...], ...]:
+    """Return the runs that were planned, of each block."""
+    return (report.header.slots, *(resume.slots for resume in report.resumes))
 
 
 def check_place(unfinished: Unfinished, settings: Settings) -> None:

@@ -11,13 +11,14 @@ from lucid_cli.command import resolve_program
 from lucid_cli.idle import target_devices
 from lucid_cli.plan import Plan
 from lucid_profiler.codec import from_plain
+from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.records import Env
 
 KEY = "settings"
 TERMINAL = "terminal"
 _BLOCK_BYTES = 1 << 20
 
-__all__ = ["KEY", "TERMINAL", "Settings", "programs", "settings_of", "stdin_digest"]
+__all__ = ["KEY", "TERMINAL", "Settings", "programs", "settings_of", "stdin_digest", "working_directory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +56,11 @@ class Settings:
 
         Raises:
             CannotStartError: a program is not there.
+            EnvironmentUnusableError: there is no working directory.
         """
         devices = target_devices(environ) if plan.sampling.with_nvml else ()
         return cls(
-            directory=os.getcwd(),  # noqa: PTH109 - text, as it is kept
+            directory=working_directory(),
             programs=programs(plan, environ),
             has_places=plan.has_places,
             stdin=stdin_digest(plan.stdin),
@@ -73,6 +75,24 @@ class Settings:
             saved_pair=plan.saved_pair,
             locate=plan.locate,
         )
+
+
+def working_directory() -> str:
+    """Return the directory in which lucid was started and each command is run.
+
+    Raises:
+        EnvironmentUnusableError: it has been deleted, or cannot be reached.
+    """
+    try:
+        return os.getcwd()  # noqa: PTH109 - text, as it is kept
+    except FileNotFoundError as error:
+        raise EnvironmentUnusableError(
+            "the working directory has been deleted; change to one that exists (cd), and start lucid there"
+        ) from error
+    except OSError as error:
+        raise EnvironmentUnusableError(
+            f"the working directory cannot be reached ({error.strerror}); change to another (cd), and start lucid there"
+        ) from error
 
 
 def settings_of(host: Env) -> Settings | None:

@@ -1,17 +1,17 @@
-"""Starts recording in a process that `lucid profile run` began; loaded by `_startup/sitecustomize.py`.
+"""Starts recording in a process that `lucid profile run` began; let in by `awaited` when the program needs it.
 
 The agent prints nothing and raises nothing. Forked children record nothing, because their parent does; processes that
-are started anew have an agent of their own, and write only if they train or call the public functions.
+are started anew have an agent of their own, and write only if they train or call the public functions. So has the
+program that a process executes in its own place, under the same pid.
 """
 
-import atexit
-import os
 from pathlib import Path
 
 from lucid_profiler import api
+from lucid_profiler.awaited import AwaitedAgent
 from lucid_profiler.device_times import DeviceTimes
-from lucid_profiler.hooks import TorchHooks, watch_torch
-from lucid_profiler.journal import LOADED_SUFFIX, Guard
+from lucid_profiler.hooks import TorchHooks
+from lucid_profiler.journal import Guard
 from lucid_profiler.loader_waits import LoaderWaits
 from lucid_profiler.session import ProcessSession
 
@@ -22,69 +22,25 @@ DIGESTS_VARIABLE = "LUCID_STEP_DIGESTS"  # asks for digests around every step; s
 __all__ = ["DIGESTS_VARIABLE", "STATE_VARIABLE", "STEPS_VARIABLE", "start"]
 
 
-def start(run_dir: str) -> ProcessSession:
-    """Begin the session of this process: mark the run directory, wait for torch, and finish at exit.
-
-    Raises:
-        OSError: the run directory cannot be written.
-    """
-    pid = os.getpid()
-    path = Path(run_dir)
-    (path / f"agent-{pid}{LOADED_SUFFIX}").touch(exist_ok=True)
+def start(awaited: AwaitedAgent) -> None:
+    """Begin the session of this process: wait for torch, and finish at exit."""
+    path, name = Path(awaited.run_dir), awaited.name
     guard = Guard()
     hooks = TorchHooks(
-        path / f"steps-{pid}.ring",
+        path / f"steps-{name}.ring",
         guard=guard,
-        times=DeviceTimes(path / f"device-{pid}.ring"),
-        waits=LoaderWaits(path / f"waits-{pid}.ring", guard=guard),
+        times=DeviceTimes(path / f"device-{name}.ring"),
+        waits=LoaderWaits(path / f"waits-{name}.ring", guard=guard),
     )
-    session = ProcessSession(path, hooks=hooks, guard=guard)
+    session = ProcessSession(
+        path, hooks=hooks, guard=guard, name=name, begin_ns=awaited.begin_ns, environ=awaited.settings
+    )
+    awaited.in_child(session.deactivate)
+    awaited.at_exit(session.finish)
+    if not awaited.settings.keys().isdisjoint((STEPS_VARIABLE, STATE_VARIABLE, DIGESTS_VARIABLE)):
+        with guard:
+            from lucid_profiler.on_request import add_requested  # noqa: PLC0415 - few processes are asked for more
+
+            add_requested(awaited, hooks=hooks, guard=guard, session=session)
+    awaited.on_torch(hooks.install)
     api.attach(session)
-    watch_torch(hooks)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=session.deactivate)
-    atexit.register(session.finish)
-    if STEPS_VARIABLE in os.environ:
-        with guard:
-            _trace_kernels(path, hooks, guard)
-    if STATE_VARIABLE in os.environ or DIGESTS_VARIABLE in os.environ:
-        with guard:
-            _keep_states(path, hooks, session)
-    return session
-
-
-def _keep_states(path: Path, hooks: TorchHooks, session: ProcessSession) -> None:
-    """Save the values behind digests, or digest and save around steps, as the environment asks."""
-    from lucid_profiler import saved_state, step_digests  # noqa: PLC0415 - few processes keep states
-
-    if os.environ.get(DIGESTS_VARIABLE) == "1":
-        step_digests.watch_steps(hooks, step_digests.StepDigests(path, note=session.note).take)
-    saver = saved_state.saver_asked_for(os.environ, session.note)
-    if saver is None:
-        return
-    step = saved_state.save_step_asked_for(os.environ)
-    if step is None:
-        session.keep = saver.save
-        return
-    step_digests.watch_steps(hooks, step_digests.StepSaver(saver, step).take)
-
-    def say_if_missed() -> None:
-        if session.active and 0 < hooks.num_steps < step:
-            session.note(f"nothing was saved of step {step}: the process took {hooks.num_steps} steps")
-
-    atexit.register(say_if_missed)  # before the session closes its journal
-
-
-def _trace_kernels(path: Path, hooks: TorchHooks, guard: Guard) -> None:
-    """Trace this process, which is none of those that are timed."""
-    from lucid_profiler.kernel_trace import KernelTrace, steps_asked_for  # noqa: PLC0415 - few processes are traced
-
-    num_steps = steps_asked_for(os.environ)
-    if num_steps is None:
-        return
-    trace = KernelTrace(path, num_steps=num_steps, guard=guard)
-    hooks.watch_begin(lambda tracked, _: trace.before_step(tracked.index))
-    hooks.watch(lambda tracked, _: trace.after_step(tracked.index))
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=trace.deactivate)
-    atexit.register(trace.finish)  # before the session, which takes the hooks away

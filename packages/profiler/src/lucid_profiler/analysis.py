@@ -130,7 +130,11 @@ def analyze(report: Report, other: str | None = None) -> Analysis:
             metrics.get(primary),
             name=primary,
             num_included=len(included),
-            claims=Claims(tuple(_claims(report, capture)), runs_of if primary == _WALL else {}),
+            claims=Claims(
+                tuple(_claims(report, capture)),
+                runs_of if primary == _WALL else {},
+                tuple(dict.fromkeys(text for pair in included for run in pair for text in run.agent.uncovered)),
+            ),
             parity=parity,
             alpha=alpha,
             warnings=() if report.header.method in WITHOUT_WARNINGS else warnings,

@@ -3,6 +3,8 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+from lucid_profiler import awaited
+
 __all__ = ["Session", "attach", "fit", "loss", "mark", "state"]
 
 
@@ -31,11 +33,11 @@ def fit() -> AbstractContextManager[None]:
     """Return a context manager around the work that is to be timed.
 
     Under lucid its two ends are the run's wall interval. When CUDA is in use they are taken after a synchronisation of
-    the current device. A run has one timed interval: the first outermost one. Entering it again, inside or after the
-    first, changes nothing, and the report notes how often; put one `fit()` around all epochs and `mark()` the phases.
-    It never raises, and outside lucid nothing happens.
+    the current device and of every other on which the process has memory. A run has one timed interval: the first
+    outermost one. Entering it again, inside or after the first, changes nothing, and the report notes how often; put
+    one `fit()` around all epochs and `mark()` the phases. It never raises, and outside lucid nothing happens.
     """
-    session = _session
+    session = _found()
     if session is None or not session.active:
         return nullcontext()
     return session.fit()
@@ -51,7 +53,7 @@ def loss(value: Any) -> None:
     Args:
         value: a tensor of any shape, or a number; it is only read.
     """
-    session = _session
+    session = _found()
     if session is not None and session.active:
         session.loss(value)
 
@@ -63,7 +65,7 @@ def mark(name: str) -> None:
     that is queued on a device counts in the phase that waits for it. A name is a text of 1 to 200 characters; the
     report notes a call with another one. This function never raises.
     """
-    session = _session
+    session = _found()
     if session is not None and session.active:
         session.mark(name)
 
@@ -79,7 +81,7 @@ def state(part: str, value: Any) -> None:
             itself.
         value: a mapping of tensors, numbers and texts, nested or not, a tensor, or an object with `state_dict()`.
     """
-    session = _session
+    session = _found()
     if session is not None and session.active:
         session.state(part, value)
 
@@ -88,3 +90,10 @@ def attach(session: Session | None) -> None:
     """Make `session` the one that the functions above speak to."""
     global _session  # noqa: PLW0603 - a process has one session, and the public functions take none
     _session = session
+
+
+def _found() -> Session | None:
+    """Return the session of this process; an agent that still waits comes in now."""
+    if _session is None:
+        awaited.start_agent()
+    return _session

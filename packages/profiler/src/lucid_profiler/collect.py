@@ -5,7 +5,7 @@ digests are not. Nothing is invented: a number that is not known is None with it
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,8 +23,9 @@ from lucid_profiler.entries import (
     NoteEntry,
     PhasesEntry,
     StepsEntry,
+    UncoveredEntry,
 )
-from lucid_profiler.journal import LOADED_SUFFIX
+from lucid_profiler.journal import FORKED_SUFFIX, LOADED_SUFFIX
 from lucid_profiler.loader_waits import waited_ns
 from lucid_profiler.records import (
     AgentHealth,
@@ -78,6 +79,7 @@ def observe(
     capture, faults = _capture(traces)
     start_faults = _start_faults(run_dir)
     faults += [*start_faults, *(fault for trace in traces for fault in trace.faults)]
+    uncovered = tuple(_uncovered(traces, run_dir))
     phases, env = first.last(PhasesEntry), first.last(EnvEntry) or EnvEntry()
     return Observation(
         wall=wall,
@@ -90,6 +92,7 @@ def observe(
             num_steps=sum(map(_num_steps, traces)),
             num_dropped=sum(map(_num_dropped, traces)),
             num_errors=sum(end.num_errors for trace in traces if (end := trace.last(EndEntry))) + len(faults),
+            uncovered=uncovered,
         ),
         phases=phases.phases if phases else (),
         states=tuple(_states(traces, run)),
@@ -97,7 +100,7 @@ def observe(
         devices=devices_inside(traces),
         identity=dict(env.identity),
         volatile=dict(env.volatile),
-        notes=(*device_notes(traces), *_notes(traces, faults)),
+        notes=(*device_notes(traces), *_notes(traces, faults), *(f"in no digest: {text}" for text in uncovered)),
     )
 
 
@@ -110,6 +113,20 @@ def _num_steps(trace: ProcessTrace) -> int:
     """Return the steps of a process, also where its disk had no room for their records."""
     told = trace.last(StepsEntry)
     return max(trace.steps.num_written, told.num_steps if told else 0)
+
+
+def _uncovered(traces: Sequence[ProcessTrace], run_dir: Path) -> Iterator[str]:
+    """Yield in words what was trained and is in no digest."""
+    trained = [trace for trace in traces if _num_steps(trace)]
+    num_silent = sum("parameters" not in trace.states for trace in trained)
+    if num_silent:
+        yield f"{num_silent} of {len(trained)} processes that trained left no digest of what they ended with"
+    if num_forked := sum(1 for _ in run_dir.glob(f"*{FORKED_SUFFIX}")):
+        yield (
+            f"{num_forked} forked {'process' if num_forked == 1 else 'processes'} trained without an agent: start "
+            "processes that train by spawn, or as commands"
+        )
+    yield from dict.fromkeys(entry.text for trace in traces for entry in trace.all(UncoveredEntry))
 
 
 def _num_dropped(trace: ProcessTrace) -> int:

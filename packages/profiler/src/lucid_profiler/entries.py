@@ -21,6 +21,7 @@ __all__ = [
     "PhasesEntry",
     "StateEntry",
     "StepsEntry",
+    "UncoveredEntry",
 ]
 
 
@@ -135,6 +136,13 @@ class StepsEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UncoveredEntry:
+    """What was trained and is in no digest."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureEntry:
     """What the optimizers report; each report is checked by itself, since it need not come from lucid."""
 
@@ -179,6 +187,7 @@ ENTRY_TYPES: dict[str, type] = {
     "capture": CaptureEntry,
     "env": EnvEntry,
     "note": NoteEntry,
+    "uncovered": UncoveredEntry,
     "end": EndEntry,
 }
 """By kind; lines of other kinds are for people."""

@@ -51,22 +51,40 @@ class Glancer:
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._steps: RingTail | None = None
+        self._path: Path | None = None  # of its steps
         self._log = _LogEnd(run_dir / "monitor.jsonl")
 
     def look(self) -> Glance:
         """Return what is known now; what cannot be read is None."""
         step = step_ns = None
         with suppress(OSError, ValueError):
-            # Of several processes, the ranks of a job, one speaks for all: they take their steps together.
-            path = None if self._steps else min(self._run_dir.glob("steps-*.ring"), default=None)
-            if path is not None:
-                self._steps = RingTail(path)
+            path = _followed(self._run_dir, self._path)
+            if path is not None and path != self._path:
+                self._path, self._steps = path, RingTail(path)
             if self._steps is not None:
                 step, step_ns = _newest_step(self._steps.read(_NUM_RECORDS))
         with suppress(OSError):
             self._log.read_on()
         own, used = self._log.memory_bytes(time.monotonic_ns())
         return Glance(step=step, step_ns=step_ns, memory_bytes=own, used_bytes=used)
+
+
+def _followed(run_dir: Path, path: Path | None) -> Path | None:
+    """Return the steps to look at: of the process that `path` is of, those of what it executed last.
+
+    Of several processes, the ranks of a job, one speaks for all: they take their steps together.
+    """
+    by_pid: dict[str, list[tuple[int, Path]]] = {}
+    for each in run_dir.glob("steps-*.ring"):
+        pid, count = _pid_and_count(each)
+        by_pid.setdefault(pid, []).append((count, each))
+    followed = min(by_pid, default=None) if path is None else _pid_and_count(path)[0]
+    return max(by_pid[followed])[1] if followed in by_pid else path
+
+
+def _pid_and_count(path: Path) -> tuple[str, int]:
+    pid, _, count = path.stem.partition("-")[2].partition(".")
+    return pid, int(count) if count.isdecimal() else 0
 
 
 def _newest_step(records: Sequence[StepRecord]) -> tuple[int | None, int | None]:

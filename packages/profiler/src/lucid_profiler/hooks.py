@@ -1,19 +1,16 @@
 """Watches torch: optimizer steps, and the modules whose registered names the digests use.
 
-torch is never imported from here. A finder waits until the program does it, and then registers torch's own global
-hooks; they hold modules weakly, and optimizers too but for those that stepped last, which can be read at the end.
+torch is never imported from here. When the program has done it, torch's own global hooks are registered; they hold
+modules weakly, and optimizers too but for those that stepped last, which can be read at the end.
 What is measured around a step is somebody else's: a fault there ends that measurement, not the program.
 """
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -32,7 +29,7 @@ from lucid_profiler.tracking import (
 
 MAX_OPTIMIZERS = 8
 
-__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "Watcher", "watch_torch"]
+__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "Watcher"]
 
 
 Watcher = Callable[[TrackedOptimizer, int], None]
@@ -66,6 +63,7 @@ class TorchHooks:
         self._is_cuda_in_use: Callable[[], bool] = bool
         self._active = True
         self._num_adopted = 0
+        self._num_gone = 0
         self._tracked: dict[int, TrackedOptimizer] = {}  # every living one, by identity
         self._kept: list[TrackedOptimizer] = []  # those whose optimizer is held, which are at most MAX_OPTIMIZERS
         self._modules: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -98,13 +96,29 @@ class TorchHooks:
         """Call `watcher` before each step, with the time at which the step before ended, 0 before the first."""
         self._begin_watchers.append(watcher)
 
-    def abandon(self) -> None:
-        """Take the hooks away and leave the rest as it is; in a forked child nothing of CUDA may be freed."""
+    def abandon(self, on_step: Callable[[], object] | None = None) -> None:
+        """Take the hooks away and leave the rest as it is; in a forked child nothing of CUDA may be freed.
+
+        Args:
+            on_step: is called after the first optimizer step that follows.
+        """
         self._active = False
+        num_hooks = len(self._handles)
         with self._guard:
             for handle in self._handles:
                 handle.remove()
         self._handles.clear()
+        if on_step is not None and num_hooks:
+            with self._guard:
+                self._call_once(on_step)
+
+    def _call_once(self, on_step: Callable[[], object]) -> None:
+        def told(*_: Any) -> None:
+            with self._guard:
+                handle.remove()
+                on_step()
+
+        handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(told)
 
     def deactivate(self) -> None:
         """Take the hooks away and let go of everything, for the end of the process."""
@@ -116,8 +130,15 @@ class TorchHooks:
         self._begin_watchers.clear()
         self._times = self._ring = None
 
+    def hold_living(self) -> None:
+        """Hold every optimizer that is alive, however many there are; for the end of the process."""
+        for tracked in list(self._tracked.values()):  # one that is collected meanwhile is taken out
+            tracked.optimizer = tracked.alive()
+            if tracked not in self._kept and tracked.optimizer is not None:
+                self._kept.append(tracked)
+
     def optimizers(self) -> list[TrackedOptimizer]:
-        """Return the optimizers that stepped, in the order of their first step; the last eight of them."""
+        """Return the optimizers that stepped and are held, in the order of their first step."""
         return sorted((tracked for tracked in self._kept if tracked.num_steps), key=lambda tracked: tracked.index)
 
     def parameter_names(self, *, starting: TrackedOptimizer | None = None) -> dict[int, str]:
@@ -160,12 +181,20 @@ class TorchHooks:
 
     def notes(self) -> list[str]:
         """Say what a reader of the report has to know about the steps."""
-        notes = [
+        return [
             f"optimizer {tracked.index} {tracked.remark}" for tracked in self.optimizers() if tracked.remark is not None
         ]
-        if self._num_adopted > MAX_OPTIMIZERS:
-            notes.append(f"{self._num_adopted} optimizers stepped: digests cover the last {MAX_OPTIMIZERS}")
-        return notes
+
+    def uncovered(self) -> list[str]:
+        """Say what was trained and can be read no more."""
+        found = [
+            f"optimizer {tracked.index} was emptied after its last step"
+            for tracked in self.optimizers()
+            if _is_emptied(tracked)
+        ]
+        if self._num_gone:
+            found.append(f"{self._num_gone} of {self._num_adopted} optimizers were gone before the end of the process")
+        return found
 
     def _on_registration(self, module: Any, _name: str, value: Any) -> None:
         with self._guard:
@@ -191,8 +220,9 @@ class TorchHooks:
             if callable(kwargs.get("closure")):
                 return args, {**kwargs, "closure": self._begin_behind(kwargs["closure"], tracked)}
             self._begin(tracked)
-        except Exception as error:  # noqa: BLE001 - as a Guard does, without the cost of a context manager
-            self._guard.note(error)
+        except Exception as error:  # as a Guard does, without the cost of a context manager
+            if not self._guard.takes(error):
+                raise
         return None
 
     def _begin_behind(self, closure: Any, tracked: TrackedOptimizer) -> Any:
@@ -226,13 +256,15 @@ class TorchHooks:
             self.last_end_ns = end_ns
             if self._ring is not None:
                 self._ring.write(tracked.begin_ns, end_ns, tracked.index, step=step)
+            tracked.num_states = len(getattr(optimizer, "state", ()))
             if tracked.device is not None:
                 self._time(tracked, tracked.device, is_end=True)
                 self._tell(self._device_watchers, tracked, end_ns)
             if self._watchers:
                 self._tell(self._watchers, tracked, end_ns)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._guard.note(error)
+        except Exception as error:  # as above
+            if not self._guard.takes(error):
+                raise
 
     def _tell(self, watchers: list[Watcher], tracked: TrackedOptimizer, end_ns: int) -> None:
         for watcher in tuple(watchers):
@@ -290,42 +322,12 @@ class TorchHooks:
 
     def _forget(self, identity: int, _reference: Any) -> None:
         """Drop an optimizer that is no more, before another can have its identity."""
-        self._tracked.pop(identity, None)
+        tracked = self._tracked.pop(identity, None)
+        self._num_gone += tracked is not None and tracked.num_steps > 0
 
 
-class _TorchFinder(MetaPathFinder):
-    """Finds nothing itself: it lets the other finders find torch, and hears when torch has been executed."""
-
-    def __init__(self, hooks: TorchHooks) -> None:
-        self._hooks = hooks
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != "torch":
-            return None
-        for finder in sys.meta_path:
-            spec = finder.find_spec(fullname, path, target) if finder is not self else None
-            if spec is not None:
-                self._listen(spec.loader)
-                return spec
-        return None
-
-    def _listen(self, loader: Any) -> None:
-        def exec_module(module: ModuleType) -> None:
-            loader.__dict__.pop("exec_module", None)
-            loader.exec_module(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            self._hooks.install()
-
-        if hasattr(loader, "__dict__") and hasattr(loader, "exec_module"):
-            loader.__dict__["exec_module"] = exec_module
-
-
-def watch_torch(hooks: TorchHooks) -> None:
-    """Install `hooks` when the program has imported torch, or now if it already has."""
-    if "torch" in sys.modules:
-        hooks.install()
-    else:
-        sys.meta_path.insert(0, _TorchFinder(hooks))
+def _is_emptied(tracked: TrackedOptimizer) -> bool:
+    """Return whether an optimizer has fewer groups, none with a parameter, or less state than after its last step."""
+    groups = tracked.optimizer.param_groups
+    has_parameters = any(len(group["params"]) for group in groups)
+    return len(groups) < tracked.num_groups or not has_parameters or len(tracked.optimizer.state) < tracked.num_states

@@ -2,19 +2,48 @@
 
 import os
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from lucid_profiler.whole_lines import WholeLines
 
-__all__ = ["LOADED_SUFFIX", "Guard", "Journal"]
+__all__ = ["FORKED_SUFFIX", "LOADED_SUFFIX", "Guard", "Journal", "is_of_a_signal"]
 
 LOADED_SUFFIX = ".loaded"  # of the empty file that says that a process has an agent
+FORKED_SUFFIX = ".forked"  # of the empty file of a forked process, which has none, and trained
 _MAX_FAULTS_NAMED = 16
 
 
+def is_of_a_signal(error: BaseException) -> bool:
+    """Return whether a handler of the program's raised `error` while lucid's own code happened to be running.
+
+    The interpreter hands a handler the frame that it interrupts, and that is the one below the handler's own.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_back is not None and _is_given(frame, frame.f_back):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _is_given(frame: FrameType, value: object) -> bool:
+    """Return whether `value` is an argument of the function that runs in `frame`, or among its `*arguments`."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 1]
+    for name in names:
+        found = frame.f_locals.get(name)
+        if found is value or (type(found) is tuple and any(one is value for one in found)):
+            return True
+    return False
+
+
 class Guard:
-    """A context in which the agent may fail: the fault is counted and named, and the program goes on."""
+    """A context in which the agent may fail: the fault is counted and named, and the program goes on.
+
+    What a signal's handler raises in it is not the agent's, and goes on to the program.
+    """
 
     def __init__(self) -> None:
         self.num_errors = 0
@@ -26,17 +55,17 @@ class Guard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.note(error)
-        return True
+        return isinstance(error, Exception) and self.takes(error)
 
-    def note(self, error: Exception) -> None:
-        """Count `error`, and keep its words if they are new and among the first."""
+    def takes(self, error: Exception) -> bool:
+        """Count `error`, and keep its words if they are new and among the first; return False for a handler's."""
+        if is_of_a_signal(error):
+            return False
         self.num_errors += 1
         text = f"{type(error).__name__}: {error}"[:500]
         if len(self.errors) < _MAX_FAULTS_NAMED and text not in self.errors:
             self.errors.append(text)
+        return True
 
 
 class Journal:
@@ -52,6 +81,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
+        self._file: tuple[int, int] | None = None
         self._lines: WholeLines | None = None
         self.complete = False
 
@@ -70,12 +100,25 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        if self._fd is not None:
+        if self._fd is not None and self._is_own(self._fd):
             os.close(self._fd)
-            self._fd = self._lines = None
+        self._fd = self._lines = None
 
     def _opened(self) -> WholeLines:
-        if self._lines is None:
+        if self._lines is None or self._fd is None or not self._is_own(self._fd):
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._file = _identity(self._fd)
             self._lines = WholeLines(self._fd)
         return self._lines
+
+    def _is_own(self, fd: int) -> bool:
+        """Return whether `fd` is still that of the journal: a program may close descriptors that it did not open."""
+        try:
+            return _identity(fd) == self._file
+        except OSError:
+            return False
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino

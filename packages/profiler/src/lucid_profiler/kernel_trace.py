@@ -139,6 +139,7 @@ class KernelTrace:
 
     Args:
         run_dir: Private directory of the run.
+        name: Of the process's files, by default its pid.
         num_steps: Steps to count.
         num_warmup_steps: Steps before them, in which optimizers record their graphs.
         max_events: Beyond these, whole steps are left out.
@@ -154,6 +155,7 @@ class KernelTrace:
         self,
         run_dir: Path,
         *,
+        name: str | None = None,
         num_steps: int = NUM_STEPS,
         num_warmup_steps: int = NUM_WARMUP_STEPS,
         max_events: int = MAX_EVENTS,
@@ -166,7 +168,7 @@ class KernelTrace:
                 f"{num_steps} steps after {num_warmup_steps} of warm-up: both must be from 1 to {MAX_STEPS}"
             )
         self._pid = os.getpid()
-        self._path = run_dir / f"kernels-{self._pid}.json"
+        self._path = run_dir / f"kernels-{name or self._pid}.json"
         self._num_steps = num_steps
         self._num_warmup_steps = num_warmup_steps
         self._max_events = max_events
@@ -215,8 +217,9 @@ class KernelTrace:
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - whatever the tracer does, the program goes on; the table says it
-            self._guard.note(error)
+        except Exception as error:  # whatever the tracer does, the program goes on; the table says it
+            if not self._guard.takes(error):
+                raise
             self._give_up(f"the tracer failed: {type(error).__name__}: {error}"[:500])
 
     def _give_up(self, reason: str) -> None:

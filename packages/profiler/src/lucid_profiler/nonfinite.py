@@ -8,7 +8,10 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
+
+from lucid_profiler.hooks import MAX_OPTIMIZERS
 
 _PLACE_BITS = 32
 _NONE_FOUND = 2**62
@@ -138,11 +141,23 @@ class _Watched:
 
     def __init__(self) -> None:
         self.first = _FirstBad()
-        self.identities: list[int] = []
+        self.parameters: Sequence[Any] = ()  # held: the identity of one that is freed may be another's at the end
         self.have_changed = False
         self.num_checked = 0
         self.num_skipped = 0
         self.num_unjudged = 0
+
+    def hold(self, parameters: Sequence[Any]) -> None:
+        """Hold what is checked now, nothing any more where it is not what was checked before."""
+        if self.num_checked and not self.have_changed:
+            known = self.parameters
+            self.have_changed = len(known) != len(parameters) or not all(map(is_, known, parameters))
+        self.parameters = () if self.have_changed else parameters
+
+    def let_go(self) -> None:
+        """Hold the parameters no longer; whether later ones are the same cannot be told, nor their names."""
+        self.have_changed |= self.num_checked > 0
+        self.parameters = ()
 
     def finding(self, index: int, names: Mapping[int, str]) -> Finding:
         """Return what was found in the parameters of optimizer `index`; waits for the device."""
@@ -151,7 +166,7 @@ class _Watched:
         return Finding(
             what="parameters",
             optimizer=index,
-            name=names.get(self.identities[place]) if place is not None and is_named else None,
+            name=names.get(id(self.parameters[place])) if place is not None and is_named else None,
             step=step,
             num_checked=self.num_checked,
             num_skipped=self.num_skipped,
@@ -160,10 +175,15 @@ class _Watched:
 
 
 class ParameterCheck:
-    """Judges the parameters of each optimizer after each of its steps; this adds work to the device."""
+    """Judges the parameters of each optimizer after each of its steps; this adds work to the device.
+
+    Those of the last eight optimizers that stepped are held, as the optimizers themselves are, so that what is named is
+    what was found. Weak references would not do: torch refuses to swap a tensor that has one.
+    """
 
     def __init__(self) -> None:
         self._watched: dict[int, _Watched] = {}
+        self._recent: dict[int, None] = {}  # the optimizers that stepped last, the latest at the end
 
     def after_step(self, optimizer: Any, *, index: int, step: int) -> None:
         """Judge the parameters of an optimizer that stepped, of the first 64 optimizers.
@@ -177,6 +197,7 @@ class ParameterCheck:
             RuntimeError: torch cannot judge them.
         """
         torch = sys.modules["torch"]
+        self._let_go_before(index)
         if index not in self._watched and len(self._watched) >= _MAX_OPTIMIZERS:
             return
         watched = self._watched.setdefault(index, _Watched())
@@ -185,9 +206,7 @@ class ParameterCheck:
         if step > _MAX_STEP or any(_is_capturing(torch, device) for device, _ in places_by_kind):
             watched.num_skipped += 1
             return
-        identities = [id(parameter) for parameter in parameters]
-        watched.have_changed |= watched.num_checked > 0 and watched.identities != identities
-        watched.identities = identities
+        watched.hold(parameters)
         watched.num_checked += 1
         with torch.no_grad():
             for (device, dtype), places in places_by_kind.items():
@@ -195,12 +214,25 @@ class ParameterCheck:
                 watched.first.fold(is_bad, tuple(places), stream=(dtype, _stream(torch, device)), step=step)
 
     def findings(self, names: Mapping[int, str]) -> list[Finding]:
-        """Return what was found, an entry an optimizer; waits for the device.
+        """Return what was found, an entry an optimizer; waits for the device, and lets go of the parameters.
 
         Args:
-            names: of parameters, by identity.
+            names: of parameters that are alive, by identity.
         """
-        return [watched.finding(index, names) for index, watched in sorted(self._watched.items())]
+        found = [watched.finding(index, names) for index, watched in sorted(self._watched.items())]
+        for watched in self._watched.values():
+            watched.let_go()
+        return found
+
+    def _let_go_before(self, index: int) -> None:
+        """Let go of the parameters of the optimizer that stepped longest ago, if that of `index` is one too many."""
+        self._recent.pop(index, None)
+        self._recent[index] = None
+        if len(self._recent) > MAX_OPTIMIZERS:
+            oldest = next(iter(self._recent))
+            del self._recent[oldest]
+            if oldest in self._watched:
+                self._watched[oldest].let_go()
 
 
 def _by_kind(torch: Any, parameters: Sequence[Any]) -> tuple[dict[tuple[Any, Any], list[int]], int]:

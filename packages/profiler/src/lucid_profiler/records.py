@@ -226,6 +226,8 @@ class AgentHealth:
     num_dropped: int = 0
     """Step records that were overwritten before they could be read."""
     num_errors: int = 0
+    uncovered: tuple[str, ...] = field(default=(), metadata=_OPTIONAL)
+    """What was trained and is in no digest, each in words; with any, equal digests do not say that all is equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

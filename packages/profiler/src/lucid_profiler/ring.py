@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 MAGIC = b"LUCIDRNG"
 CAPACITY = 65_536  # records in 2 MiB of steps: almost two hours at ten steps a second
@@ -23,6 +23,7 @@ _FIRST = struct.Struct("<q")
 _FIRST_OFFSET = 16
 _SLOTS_OFFSET = 64
 _SEQUENCE = struct.Struct("<Q")
+_Slot: TypeAlias = tuple[int, int, int, int, int]  # of a step, with its sequence number
 
 __all__ = [
     "CAPACITY",
@@ -169,29 +170,51 @@ class RingTail:
 
     Args:
         path: the file; it is opened for each look.
+
+    Attributes:
+        first_begin_ns: begin of the very first record, as of the last look; None before it.
     """
 
     def __init__(self, path: Path) -> None:
+        self.first_begin_ns: int | None = None
         self._path = path
         self._num_written = 0
 
     def read(self, most: int) -> list[StepRecord]:
-        """Return up to `most` of the newest records, oldest first: those that lie next to each other in the file.
+        """Return up to `most` of the newest records, oldest first.
 
         Raises:
             OSError: the file cannot be read.
             ValueError: it is not such a file.
         """
+        return [
+            StepRecord(optimizer=optimizer, step=step, begin_ns=begin_ns, end_ns=end_ns)
+            for begin_ns, end_ns, optimizer, step, _ in self._look(most)
+        ]
+
+    def newest_steps(self) -> dict[int, int]:
+        """Return the number of the newest step of each optimizer that has stepped since the last look.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is not such a file.
+        """
+        return {optimizer: step for _, _, optimizer, step, _ in self._look(None)}
+
+    def _look(self, most: int | None) -> list[_Slot]:
+        """Return the newest slots, up to `most` or else those since the last look, oldest first."""
         fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             head = os.pread(fd, _HEADER.size, 0)
             if len(head) < _HEADER.size:
                 raise ValueError(f"{self._path} is too short for a ring of {_STEPS.name}")
-            magic, slot_bytes, capacity, _ = _HEADER.unpack(head)
+            magic, slot_bytes, capacity, first = _HEADER.unpack(head)
             if magic != MAGIC or slot_bytes != _STEPS.slot.size or not capacity:
                 raise ValueError(f"{self._path} is not a ring of {_STEPS.name}")
-            self._num_written = _last_written(fd, capacity, self._num_written)
-            return list(_last_steps(fd, capacity, self._num_written, most=most))
+            self.first_begin_ns = first or None
+            known = self._num_written
+            last = self._num_written = _last_written(fd, capacity, known)
+            return list(_last_slots(fd, capacity, last, most=last - known if most is None else most))
         finally:
             os.close(fd)
 
@@ -214,16 +237,18 @@ def _is_written(fd: int, capacity: int, number: int) -> bool:
     return int.from_bytes(os.pread(fd, _SEQUENCE.size, offset), "little") >= number
 
 
-def _last_steps(fd: int, capacity: int, last: int, *, most: int) -> Iterator[StepRecord]:
+def _last_slots(fd: int, capacity: int, last: int, *, most: int) -> Iterator[_Slot]:
     slot = _STEPS.slot
-    index = (last - 1) % capacity
-    num = min(last, most, index + 1)
-    data = os.pread(fd, slot.size * num, _SLOTS_OFFSET + slot.size * (index - num + 1))
-    whole = data[: len(data) // slot.size * slot.size]
-    for number, values in enumerate(slot.iter_unpack(whole), start=last - num + 1):
-        begin_ns, end_ns, optimizer, step, sequence = values
-        if sequence == number and begin_ns > 0:
-            yield StepRecord(optimizer=optimizer, step=step, begin_ns=begin_ns, end_ns=end_ns)
+    number = last - min(last, most, capacity) + 1
+    while number <= last:  # at most twice: up to the end of the file, and on from its first slot
+        index = (number - 1) % capacity
+        num = min(last - number + 1, capacity - index)
+        data = os.pread(fd, slot.size * num, _SLOTS_OFFSET + slot.size * index)
+        whole = data[: len(data) // slot.size * slot.size]
+        for expected, values in enumerate(slot.iter_unpack(whole), start=number):
+            if values[-1] == expected and values[0] > 0:
+                yield values
+        number += num
 
 
 class SlotWriter:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from lucid_profiler.agent import STATE_VARIABLE
 from lucid_profiler.digest import _flatten, _leaf, _unique_names
 from lucid_profiler.errors import ReportError
+from lucid_profiler.journal import is_of_a_signal
 from lucid_profiler.snapshot import rank
 
 FORMAT = "lucid.saved/1"
@@ -120,19 +121,22 @@ def save_step_asked_for(environ: Mapping[str, str]) -> int | None:
     return int(text[:18])
 
 
-def saver_asked_for(environ: Mapping[str, str], note: Callable[[str], None]) -> "StateSaver | None":
+def saver_asked_for(
+    environ: Mapping[str, str], note: Callable[[str], None], *, process: str | None = None
+) -> "StateSaver | None":
     """Return what saves states where the environment names a directory, else None.
 
     Args:
         environ: `LUCID_SAVE_STATE` names the directory, `LUCID_SAVE_NAME` the folder in it that belongs to this run.
         note: Is told what could not be saved.
+        process: Name of the process, by default its pid.
     """
     directory = environ.get(STATE_VARIABLE)
     if not directory:
         return None
     name = _safe(environ.get(NAME_VARIABLE) or "run")
     # Absolute, because the program may change its directory.
-    return StateSaver(Path(directory).absolute() / name / f"process-{os.getpid()}", note=note)
+    return StateSaver(Path(directory).absolute() / name / f"process-{process or os.getpid()}", note=note)
 
 
 class StateSaver:
@@ -159,6 +163,8 @@ class StateSaver:
             path.unlink(missing_ok=True)
             _write_whole(path, part, state)
         except (OSError, TypeError, ValueError, RuntimeError) as error:
+            if is_of_a_signal(error):
+                raise
             self._note(f"the values of {part!r} were not saved: {error}"[:500])
             return False
         return True

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import NoneType, TracebackType
@@ -13,7 +13,7 @@ from typing import Any
 from lucid_profiler import snapshot
 from lucid_profiler.allocator import AllocatorReadings, interval_ns
 from lucid_profiler.hooks import TorchHooks
-from lucid_profiler.journal import Guard, Journal
+from lucid_profiler.journal import FORKED_SUFFIX, Guard, Journal, is_of_a_signal
 from lucid_profiler.monitor_mark import FIT_MARKS, mark_monitor
 from lucid_profiler.nonfinite import LossCheck, ParameterCheck
 from lucid_profiler.tracking import TrackedOptimizer
@@ -48,6 +48,8 @@ class ProcessSession:
         run_dir: private directory of the run.
         hooks: what watches torch in this process.
         guard: counts the agent's faults.
+        name: of the process's files, by default its pid.
+        begin_ns: when the process began, on the clock of `time.monotonic_ns`; now by default.
         environ: settings: LUCID_ALLOCATOR_INTERVAL_S in seconds, 0 for off; LUCID_PRIVATE_POOLS and LUCID_NONFINITE,
             1 for on.
 
@@ -56,7 +58,14 @@ class ProcessSession:
     """
 
     def __init__(
-        self, run_dir: Path, *, hooks: TorchHooks, guard: Guard, environ: Mapping[str, str] = os.environ
+        self,
+        run_dir: Path,
+        *,
+        hooks: TorchHooks,
+        guard: Guard,
+        name: str | None = None,
+        begin_ns: int | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self.active = True
         self.keep: Callable[[str, Any], object] | None = None
@@ -64,9 +73,9 @@ class ProcessSession:
         self._hooks = hooks
         self._pid = os.getpid()
         self._run_dir = run_dir
-        self._journal = Journal(run_dir / f"agent-{self._pid}.jsonl")
-        self._error_path = run_dir / f"agent-{self._pid}.error"
-        self._begin_ns = time.monotonic_ns()
+        self._journal = Journal(run_dir / f"agent-{name or self._pid}.jsonl")
+        self._error_path = run_dir / f"agent-{name or self._pid}.error"
+        self._begin_ns = time.monotonic_ns() if begin_ns is None else begin_ns
         self._used = False
         self._fit_begin_ns: int | None = None
         self._fit_end_ns: int | None = None
@@ -106,8 +115,7 @@ class ProcessSession:
         if self._fit_begin_ns is not None:
             self._num_nested += self._fit_end_ns is None
             return False
-        with self._guard:
-            snapshot.synchronize()
+        self._wait()
         self._mark_monitor(FIT_MARKS[0])  # after the wait: what was queued before is not of the interval
         self._fit_begin_ns = time.monotonic_ns()
         return True
@@ -115,14 +123,18 @@ class ProcessSession:
     def end_fit(self) -> None:
         """End the timed interval."""
         if self.active:
-            with self._guard:
-                snapshot.synchronize()
+            self._wait()
             self._fit_end_ns = time.monotonic_ns()
             self._mark_monitor(FIT_MARKS[1])
             self._write("fit", begin_ns=self._fit_begin_ns, end_ns=self._fit_end_ns)
             self._hooks.settle()
             with self._guard:
                 self._allocator.read_now(step=self._hooks.num_steps)
+
+    def _wait(self) -> None:
+        """Wait for every device on which work of the program may be queued."""
+        with self._guard:
+            snapshot.synchronize(snapshot.devices_in_use(self._hooks.devices(), self._guard))
 
     def _mark_monitor(self, name: str) -> None:
         with self._guard:
@@ -135,6 +147,8 @@ class ProcessSession:
             try:
                 self._losses.add(value)
             except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+                if is_of_a_signal(error):
+                    raise
                 self.note(f"loss({_shown(value)}) was not judged: {error}"[:500])
 
     def mark(self, name: Any) -> None:
@@ -165,9 +179,9 @@ class ProcessSession:
                 self._digest(name, lambda: snapshot.as_state(value))
 
     def deactivate(self) -> None:
-        """Record nothing more; for forked children, whose parent goes on recording."""
+        """Record nothing more; for forked children, whose parent goes on recording. One that trains leaves a mark."""
         self.active = False
-        self._hooks.abandon()
+        self._hooks.abandon((self._run_dir / f"agent-{os.getpid()}{FORKED_SUFFIX}").touch)
 
     def finish(self) -> None:
         """Take what is only known at the end: peaks first, then digests, counters and the environment."""
@@ -186,7 +200,10 @@ class ProcessSession:
                 self._error_path.write_text("; ".join(self._guard.errors), encoding="utf-8", errors="replace")
 
     def _finish(self, exit_ns: int) -> None:
-        self._write("memory", **snapshot.memory(self._guard))
+        with self._guard:
+            self._hooks.hold_living()
+        devices = self._hooks.devices()
+        self._write("memory", **snapshot.memory(devices, self._guard))
         self._finish_measurements()
         if self._marks:
             ends_ns = [begin_ns for _, begin_ns in self._marks[1:]] + [exit_ns]
@@ -205,6 +222,7 @@ class ProcessSession:
         if optimizers:
             for text in self._hooks.notes():
                 self.note(text)
+            self._tell_uncovered(optimizers)
             names = self._hooks.parameter_names()
             self._digest("parameters", lambda: snapshot.parameters(optimizers, names))
             self._digest("optimizer_state", lambda: snapshot.optimizer_state(optimizers, names))
@@ -214,7 +232,7 @@ class ProcessSession:
             self._write_findings({})
         self._note_fits()
         self._note_repeats()
-        self._write("env", **snapshot.environment(self._guard))
+        self._write("env", **snapshot.environment(devices, self._guard))
         self._write(
             "end",
             pid=self._pid,
@@ -225,6 +243,16 @@ class ProcessSession:
             num_errors=self._guard.num_errors,
             errors=self._guard.errors,
         )
+
+    def _tell_uncovered(self, optimizers: Sequence[TrackedOptimizer]) -> None:
+        """Write down what was trained and is in neither of the parts that the agent takes itself."""
+        with self._guard:
+            for text in self._hooks.uncovered():
+                self._write("uncovered", text=text)
+        for tracked in optimizers:
+            with self._guard:
+                for what in snapshot.undigested(tracked):
+                    self._write("uncovered", text=f"state of optimizer {tracked.index}: {what}")
 
     def _finish_measurements(self) -> None:
         """Wait for the devices once, and take what was still under way."""
@@ -294,6 +322,8 @@ class ProcessSession:
                 state = take()
                 digest = digest_state(state)
             except (TypeError, ValueError, RuntimeError) as error:
+                if is_of_a_signal(error):
+                    raise
                 self.note(f"no digest of {part!r}: {error}"[:500])
                 return
             self._write("state", part=part, **snapshot.plain_digest(digest))

@@ -6,8 +6,10 @@ torch is taken from the modules that the program has loaded. Every function leav
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from lucid_profiler.journal import Guard
@@ -28,15 +30,19 @@ _TORCH_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
 }
 _CUDA_SETTINGS: Mapping[str, Callable[[Any], Any]] = {
     "cudnn": lambda torch: torch.backends.cudnn.version(),
-    "gpu_name": lambda torch: torch.cuda.get_device_name(),
-    "gpu_uuid": lambda torch: str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")),
 }
+_DEVICE_SETTINGS: Mapping[str, Callable[[Any, int], str]] = {
+    "gpu_name": lambda torch, index: str(torch.cuda.get_device_name(index)),
+    "gpu_uuid": lambda torch, index: str(getattr(torch.cuda.get_device_properties(index), "uuid", "")),
+}
+_CONSTANTS = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, Enum, type)
 _ENVIRONMENT_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE")
 
 __all__ = [
     "as_state",
     "capture",
     "device",
+    "devices_in_use",
     "environment",
     "first_replay_step",
     "memory",
@@ -46,6 +52,7 @@ __all__ = [
     "plain_digest",
     "rank",
     "synchronize",
+    "undigested",
 ]
 
 
@@ -58,11 +65,29 @@ def _cuda_in_use(torch: Any) -> bool:
     return torch is not None and hasattr(torch, "cuda") and bool(torch.cuda.is_initialized())
 
 
-def synchronize(devices: Sequence[int] | None = None) -> None:
-    """Wait for CUDA devices, for the current one where none are named, if the program has begun to use CUDA."""
+def devices_in_use(busy: Sequence[int], guard: Guard) -> list[int]:
+    """Return `busy`, the current CUDA device and all on which the program has memory; none before it uses CUDA.
+
+    Nothing here makes a context on a device: one with memory has it.
+    """
+    torch = loaded_torch()
+    if not _cuda_in_use(torch):
+        return []
+    found = {*busy, int(torch.cuda.current_device())}
+    with guard:  # an allocator of the program's own may keep no statistics
+        found |= {index for index in range(torch.cuda.device_count()) if _has_memory(torch, index, found)}
+    return sorted(found)
+
+
+def _has_memory(torch: Any, index: int, known: Collection[int]) -> bool:
+    return index not in known and torch.cuda.memory_reserved(index) > 0
+
+
+def synchronize(devices: Sequence[int]) -> None:
+    """Wait for CUDA devices, if the program has begun to use CUDA."""
     torch = loaded_torch()
     if _cuda_in_use(torch):
-        for device in (None,) if devices is None else devices:
+        for device in devices:
             torch.cuda.synchronize(device)
 
 
@@ -96,16 +121,20 @@ def peak_resident_bytes() -> int | None:
     return None
 
 
-def memory(guard: Guard) -> dict[str, Any]:
-    """Return the peaks in bytes, before anything here adds to them; None where CUDA is not in use."""
+def memory(busy: Sequence[int], guard: Guard) -> dict[str, Any]:
+    """Return the peaks in bytes, before anything here adds to them; None where CUDA is not in use.
+
+    Those of a device are the largest of one of `busy`, of the current device where none is.
+    """
     peaks: dict[str, Any] = {"peak_rss_bytes": None, "peak_allocated_bytes": None, "peak_reserved_bytes": None}
     with guard:
         peaks["peak_rss_bytes"] = peak_resident_bytes()
     torch = loaded_torch()
     if _cuda_in_use(torch):
         with guard:
-            peaks["peak_allocated_bytes"] = int(torch.cuda.max_memory_allocated())
-            peaks["peak_reserved_bytes"] = int(torch.cuda.max_memory_reserved())
+            devices = _or_current(torch, busy)
+            peaks["peak_allocated_bytes"] = max(int(torch.cuda.max_memory_allocated(index)) for index in devices)
+            peaks["peak_reserved_bytes"] = max(int(torch.cuda.max_memory_reserved(index)) for index in devices)
     return peaks
 
 
@@ -122,8 +151,8 @@ def parameters(optimizers: Sequence[TrackedOptimizer], names: Mapping[int, str])
 def optimizer_state(optimizers: Sequence[TrackedOptimizer], names: Mapping[int, str]) -> dict[str, Any]:
     """Return state and settings of each optimizer under `optimizer<index>`; the tensors are the program's own.
 
-    Settings of a group are included, so that two arms with other learning rates differ; objects that are neither
-    tensors nor plain values are left out.
+    Settings of a group are included, so that two arms with other learning rates differ; objects that no digest can be
+    taken of are left out, and `undigested` names them.
     """
     return {
         f"optimizer{tracked.index}": {
@@ -132,13 +161,34 @@ def optimizer_state(optimizers: Sequence[TrackedOptimizer], names: Mapping[int, 
                 for place, (key, value) in enumerate(tracked.optimizer.state.items())
                 if isinstance(value, Mapping) or _is_plain(value)
             },
-            "groups": [
-                _plain_items({k: v for k, v in group.items() if k not in ("params", "param_names")})
-                for group in tracked.optimizer.param_groups
-            ],
+            "groups": [_plain_items(settings) for settings in _settings(tracked)],
         }
         for tracked in optimizers
     }
+
+
+def undigested(tracked: TrackedOptimizer) -> list[str]:
+    """Return what of an optimizer's state and settings is in no digest although it may hold what was trained.
+
+    Functions, classes and other constants are the program's text, and no state.
+    """
+    torch = loaded_torch()
+    constants = (*_CONSTANTS, *(() if torch is None else (torch.dtype, torch.device)))
+    named: dict[str, type] = {}
+    mappings: list[Mapping[Any, Any]] = [*_settings(tracked)]
+    for key, value in tracked.optimizer.state.items():
+        mappings.append(value if isinstance(value, Mapping) else {key if isinstance(key, str) else "state": value})
+    for mapping in mappings:
+        found = ((name, item) for name, item in mapping.items() if not _is_plain(item))
+        named |= {str(name): type(item) for name, item in found if not isinstance(item, constants)}
+    return [f"{name!r} of class {kind.__qualname__}" for name, kind in named.items()]
+
+
+def _settings(tracked: TrackedOptimizer) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        for group in tracked.optimizer.param_groups
+    ]
 
 
 def _state_name(key: Any, names: Mapping[int, str], place: int) -> str:
@@ -152,12 +202,13 @@ def _plain_items(mapping: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _is_plain(value: Any) -> bool:
     """Return whether a digest can be taken of `value`; functions and objects of other classes have none."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return True
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+        are_keys = all(isinstance(key, (str, int)) and not isinstance(key, bool) for key in value)
+        return are_keys and all(map(_is_plain, value.values()))
     torch, numpy = loaded_torch(), sys.modules.get("numpy")
     return (torch is not None and isinstance(value, torch.Tensor)) or (
         numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
@@ -218,8 +269,11 @@ def first_replay_step(groups: Sequence[Mapping[str, Any]], num_steps: int) -> in
     return first
 
 
-def environment(guard: Guard) -> dict[str, dict[str, Any]]:
-    """Return what the numbers and bytes of this process depend on; None where something cannot be read."""
+def environment(busy: Sequence[int], guard: Guard) -> dict[str, dict[str, Any]]:
+    """Return what the numbers and bytes of this process depend on; None where something cannot be read.
+
+    The device is the one of `busy`, or the current one where none is; several are named one after the other.
+    """
     identity: dict[str, Any] = {
         "python": platform.python_version(),
         "python_implementation": platform.python_implementation(),
@@ -232,7 +286,17 @@ def environment(guard: Guard) -> dict[str, dict[str, Any]]:
             identity[name] = None
             with guard:
                 identity[name] = read(torch)
+    if _cuda_in_use(torch):
+        for name, read_device in _DEVICE_SETTINGS.items():
+            identity[name] = None
+            with guard:
+                values = [read_device(torch, index) for index in _or_current(torch, busy)]
+                identity[name] = values[0] if len(values) == 1 else ", ".join(value or "unknown" for value in values)
     return {"identity": identity, "volatile": {"executable": sys.executable}}
+
+
+def _or_current(torch: Any, busy: Sequence[int]) -> Sequence[int]:
+    return busy or [torch.cuda.current_device()]
 
 
 def _tf32(backend: Any) -> str:

@@ -15,7 +15,7 @@ from lucid_profiler.agent import DIGESTS_VARIABLE
 from lucid_profiler.digest import digest_state
 from lucid_profiler.errors import ReportError
 from lucid_profiler.hooks import TorchHooks
-from lucid_profiler.journal import Journal
+from lucid_profiler.journal import Journal, is_of_a_signal
 from lucid_profiler.saved_state import ProcessIdentity, StateSaver, process_identity
 from lucid_profiler.tracking import TrackedOptimizer
 
@@ -130,11 +130,14 @@ class StepDigests:
     Args:
         run_dir: Private directory of the run.
         note: Is told what could not be digested or written.
+        name: Of the process's files, by default its pid.
         max_bytes: The bound.
     """
 
-    def __init__(self, run_dir: Path, *, note: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
-        self._path = run_dir / f"step-digests-{os.getpid()}.jsonl"
+    def __init__(
+        self, run_dir: Path, *, note: Callable[[str], None], name: str | None = None, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._path = run_dir / f"step-digests-{name or os.getpid()}.jsonl"
         self._journal = Journal(self._path)
         self._note = note
         self._max_bytes = max_bytes
@@ -149,6 +152,8 @@ class StepDigests:
         try:
             self._write_moment(moment, states)
         except OSError as error:
+            if is_of_a_signal(error):
+                raise
             self._is_open = False
             self._note(f"the digests of step {moment.step} and later are missing: {error}"[:500])
         if self._num_bytes > 2 * self._max_bytes:
@@ -166,6 +171,8 @@ class StepDigests:
         try:
             digest = digest_state(state)
         except (TypeError, ValueError, RuntimeError) as error:
+            if is_of_a_signal(error):
+                raise
             self._note(f"no digest of {part!r} around a step: {error}"[:500])
             return None
         if self._num_bytes > self._max_bytes:

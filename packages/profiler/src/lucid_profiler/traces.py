@@ -57,11 +57,14 @@ class ProcessTrace:
 
 
 def read_traces(run_dir: Path) -> list[ProcessTrace]:
-    """Read the journals and rings of a run's directory, a process each."""
-    pids = {
+    """Read the journals and rings of a run's directory, a process each.
+
+    Their names end with the pid, and a count where several processes had it or one was executed anew.
+    """
+    names = {
         path.stem.partition("-")[2] for pattern in ("agent-*.jsonl", "steps-*.ring") for path in run_dir.glob(pattern)
     }
-    return [_read_trace(run_dir, pid) for pid in sorted(pids)]
+    return [_read_trace(run_dir, name) for name in sorted(names)]
 
 
 def have_ranks(traces: Sequence[ProcessTrace]) -> bool:
@@ -91,10 +94,10 @@ def _digests(trace: ProcessTrace) -> list[tuple[str, str]]:
     return [(part, entry.digest) for part, entry in trace.states.items()]
 
 
-def _read_trace(run_dir: Path, pid: str) -> ProcessTrace:
+def _read_trace(run_dir: Path, name: str) -> ProcessTrace:
     entries: dict[type, list[Any]] = {}
     faults: list[str] = []
-    journal = run_dir / f"agent-{pid}.jsonl"
+    journal = run_dir / f"agent-{name}.jsonl"
     # The last piece is empty, or a line that was being written when the process ended.
     for line in journal.read_bytes().split(b"\n")[:-1] if journal.exists() else ():
         entry = _entry(line)
@@ -102,9 +105,9 @@ def _read_trace(run_dir: Path, pid: str) -> ProcessTrace:
             faults.append(entry)
         else:
             entries.setdefault(type(entry), []).append(entry)
-    steps = _read_file(run_dir / f"steps-{pid}.ring", read_ring, faults)
-    device_times = _read_file(run_dir / f"device-{pid}.ring", read_device_times, faults)
-    waits = _read_file(run_dir / f"waits-{pid}.ring", read_waits, faults)
+    steps = _read_file(run_dir / f"steps-{name}.ring", read_ring, faults)
+    device_times = _read_file(run_dir / f"device-{name}.ring", read_device_times, faults)
+    waits = _read_file(run_dir / f"waits-{name}.ring", read_waits, faults)
     return ProcessTrace(
         entries=entries,
         steps=steps or _NO_STEPS,

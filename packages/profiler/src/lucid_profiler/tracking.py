@@ -5,9 +5,11 @@ Nothing here imports torch; what is looked at was made by it.
 
 import sys
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
+from operator import getitem
 from types import FrameType, FunctionType, MethodType
-from typing import Any
+from typing import Any, ClassVar, SupportsIndex
 from weakref import ref
 
 _FOLLOWED = (FunctionType, MethodType, partial)
@@ -24,8 +26,8 @@ class TrackedOptimizer:
 
     `optimizer` is None while it is not among those that stepped last. `names` maps the identity of a parameter to its
     qualified name; `device` is the index of the CUDA device that its steps keep busy, None while there is none;
-    `is_nested` says that the step under way calls itself, as one does that calls its parent's; `remark` is what a
-    reader has to know of its step times.
+    `num_states` is how many entries its state had after its last step; `is_nested` says that the step under way calls
+    itself, as one does that calls its parent's; `remark` is what a reader has to know of its step times.
     """
 
     __slots__ = (
@@ -36,6 +38,7 @@ class TrackedOptimizer:
         "is_nested",
         "names",
         "num_groups",
+        "num_states",
         "num_steps",
         "optimizer",
         "pending",
@@ -50,6 +53,7 @@ class TrackedOptimizer:
         self.names: dict[int, str] = {}
         self.num_groups = 0
         self.num_steps = 0
+        self.num_states = 0
         self.begin_ns = 0
         self.device: int | None = None
         self.pending = False
@@ -61,54 +65,92 @@ class TrackedOptimizer:
         return {"index": self.index, "name": kind.__qualname__, "module": kind.__module__, "num_steps": self.num_steps}
 
 
+_own = object.__getattribute__
+
+
 class _Closure:
     """What a program gives to `step()` to make the gradients; the step begins after the first call of it.
 
-    In all else it is the program's own: its attributes, signature and class.
+    In all else it is the program's own: whatever is asked of it is asked of what the program gave. Only `is` and
+    `type()` tell the two apart.
     """
 
-    __slots__ = ("_begin", "_closure", "_tracked", "_was_called")
+    __slots__ = ("__weakref__", "_begin", "_closure", "_tracked", "_was_called")
 
-    def __init__(self, closure: Callable[..., Any], tracked: TrackedOptimizer, *, begin: _Begin) -> None:
-        for name, value in (("_closure", closure), ("_tracked", tracked), ("_begin", begin), ("_was_called", False)):
-            object.__setattr__(self, name, value)
+    _kind: ClassVar[Callable[..., Any]]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
+        """Make what the class of the program's closure makes: `WeakMethod` calls the class of what it is given."""
+        return cls._kind(*args, **kwargs)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Do what the program's closure does."""
-        result = self._closure(*args, **kwargs)
-        if self._was_called:
-            self._tracked.remark = _REPEATS
+        tracked = _own(self, "_tracked")
+        result = _own(self, "_closure")(*args, **kwargs)
+        if _own(self, "_was_called"):
+            tracked.remark = _REPEATS
         else:
             object.__setattr__(self, "_was_called", True)
-            self._begin(self._tracked)
+            _own(self, "_begin")(tracked)
         return result
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self._closure)
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Leave the program's closure in its place, in a pickle and in a deep copy."""
+        return getitem, ((_own(self, "_closure"),), 0)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._closure, name)
+    def __copy__(self) -> Any:
+        return copy(_own(self, "_closure"))
+
+    def __getattribute__(self, name: str) -> Any:
+        # A pickler asks the object for its, not the class; and who calls `closure.__call__()` calls it.
+        is_own = name in ("__call__", "__reduce_ex__")
+        return _own(self, name) if is_own else getattr(_own(self, "_closure"), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._closure, name, value)
+        setattr(_own(self, "_closure"), name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._closure, name)
+        delattr(_own(self, "_closure"), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(_own(self, "_closure"))
+
+    def __repr__(self) -> str:
+        return repr(_own(self, "_closure"))
+
+    def __str__(self) -> str:
+        return str(_own(self, "_closure"))
 
     def __eq__(self, other: object) -> bool:
-        return bool(self._closure == other)
+        return bool(_own(self, "_closure") == other)
 
     def __hash__(self) -> int:
-        return hash(self._closure)
+        return hash(_own(self, "_closure"))
+
+
+def _bound(stand_in: _Closure, instance: object, _owner: type | None = None) -> Any:
+    return stand_in if instance is None else MethodType(stand_in, instance)
+
+
+def _class_for(kind: type) -> type:
+    """Return the class of what takes the place of closures of one kind; functions alone are bound in a class."""
+    binding = {"__get__": _bound} if kind is FunctionType else {}
+    return type(kind.__name__, (_Closure,), {"__slots__": (), "__module__": kind.__module__, "_kind": kind, **binding})
+
+
+_STAND_INS = {kind: _class_for(kind) for kind in _FOLLOWED}
 
 
 def followed(closure: Any, tracked: TrackedOptimizer, *, begin: _Begin) -> Any:
     """Return what to give to `step()` in the closure's place; None for what is no function, which is left as it is."""
-    if type(closure) in _FOLLOWED:
-        return _Closure(closure, tracked, begin=begin)
-    tracked.remark = _NOT_FOLLOWED
-    return None
+    kind = _STAND_INS.get(type(closure))
+    if kind is None:
+        tracked.remark = _NOT_FOLLOWED
+        return None
+    stand_in: Any = object.__new__(kind)
+    for name, value in (("_closure", closure), ("_tracked", tracked), ("_begin", begin), ("_was_called", False)):
+        object.__setattr__(stand_in, name, value)
+    return stand_in
 
 
 def device_in_use(optimizer: Any) -> int | None:

@@ -55,6 +55,8 @@ class Claims(NamedTuple):
     """Of the arms that are said to capture or not; of others nothing is asked."""
     walls: Mapping[str, Sequence[Run]] = MappingProxyType({})
     """By arm, the runs whose walls have to span the same; none where the metric is no wall."""
+    uncovered: Sequence[str] = ()
+    """What was trained in a run and is in no digest, in words; nothing may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,7 @@ def judge(
     """Return the verdict on the primary metric.
 
     What speaks against the claim itself comes before what is merely missing: differing states, then the absence of
-    pairs, of observed states and of replays, then walls of unequal work, and only then the number of pairs.
+    pairs, of observed states, of whole ones and of replays, then walls of unequal work, then the number of pairs.
 
     Args:
         metric: Its analysis, None if no included run records it.
@@ -128,8 +130,9 @@ def judge(
         kind: What the other arm is: of a control nothing is claimed, of a `different` one no parity is asked.
     """
     decision, reason, detail = (
-        _check_states(parity)
+        (None if kind == "different" else _check_states(parity))
         or _check_presence(parity, num_included, kind)
+        or (_check_coverage(claims.uncovered) if kind == "same" else None)
         or _check_captures(claims.captures)
         or _check_walls(claims.walls)
         or _check_number(metric, num_included)
@@ -187,6 +190,13 @@ def _check_presence(parity: Parity, num_included: int, kind: Comparison) -> _Out
     if parity.status == "not_observed" and kind == "same":
         return "withheld", "parity_not_observed", "no run recorded a digest of its state"
     return None
+
+
+def _check_coverage(uncovered: Sequence[str]) -> _Outcome | None:
+    if not uncovered:
+        return None
+    more = f", and {len(uncovered) - 1} more" if len(uncovered) > 1 else ""
+    return "withheld", "parity_incomplete", f"{uncovered[0]}{more}"
 
 
 def _check_captures(claims: Sequence[CaptureClaim]) -> _Outcome | None:

@@ -1,6 +1,10 @@
 """`lucid profile daemon`: a monitor that goes on after the command has ended, one for each user."""
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import click
 
@@ -9,11 +13,12 @@ from lucid_cli.output import one_line, say, write_result
 from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.address import lock_path, make_private, runtime_directory
 from lucid_profiler.monitor.client import Client, connect
-from lucid_profiler.monitor.process import launch
+from lucid_profiler.monitor.process import Monitor, launch
 from lucid_profiler.monitor.protocol import ProtocolError
 
 NOT_RUNNING = 9
 _READY_LIMIT_S = 10.0
+_POLL_S = 0.05
 
 __all__ = ["command"]
 
@@ -30,22 +35,21 @@ def start(pid: int, *, output: str | None, interval: float, no_nvml: bool) -> in
 
     Where that process is followed already, nothing changes.
     """
-    directory = runtime_directory(os.environ)
-    client = _connect()
-    if client is not None:
-        return _keep(client, pid)
+    deadline = time.monotonic() + _READY_LIMIT_S
+    answer = _running(deadline)
+    if answer is not None:
+        return _keep(answer, pid)
     path = new_log(output, pid)
+    directory = runtime_directory(os.environ)
     make_private(directory)
-    monitor = launch(
-        target_pid=pid,
-        output=path,
-        interval_s=interval,
-        with_nvml=not no_nvml,
-        directory=directory,
-        timeout_s=_READY_LIMIT_S,
-    )
-    if monitor.reason is not None:
-        raise EnvironmentUnusableError(monitor.reason)
+    while (monitor := _launch(pid, path, interval=interval, with_nvml=not no_nvml)).reason is not None:
+        # Another start may have been first; a daemon that is about to end gives its lock back.
+        answer = _running(deadline)
+        if answer is not None:
+            return _keep(answer, pid)
+        if not lock_path(directory).exists() or time.monotonic() >= deadline:
+            raise EnvironmentUnusableError(monitor.reason)
+        time.sleep(_POLL_S)
     say(f"daemon: process {monitor.pid}")
     say(f"log: {one_line(str(path))}")
     monitor.detach()
@@ -80,38 +84,75 @@ def status() -> int:
     return 0
 
 
-def _connect() -> Client | None:
+def _launch(pid: int, path: Path, *, interval: float, with_nvml: bool) -> Monitor:
+    return launch(
+        target_pid=pid,
+        output=path,
+        interval_s=interval,
+        with_nvml=with_nvml,
+        directory=runtime_directory(os.environ),
+        timeout_s=_READY_LIMIT_S,
+    )
+
+
+def _running(deadline: float) -> dict[str, object] | None:
+    """Return the status of the daemon that runs; None without one, or where it ends just now.
+
+    One that was just begun listens before it is told what to follow: that is waited for until the deadline.
+
+    Raises:
+        EnvironmentUnusableError: it does not answer.
+    """
     directory = runtime_directory(os.environ)
+    with _answering():
+        try:
+            while (client := connect(directory, timeout_s=_READY_LIMIT_S)) is not None:
+                with closing(client):
+                    answer = dict(client.request("status"))
+                if answer.get("target") is not None or time.monotonic() >= deadline:
+                    return answer
+                time.sleep(_POLL_S)
+        except ConnectionError:
+            return None
+    return None
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Say of a daemon that does not answer how to end it.
+
+    Raises:
+        EnvironmentUnusableError: it does not answer.
+    """
     try:
-        return connect(directory)
+        yield
     except (OSError, ProtocolError) as error:
+        path = lock_path(runtime_directory(os.environ))
         raise EnvironmentUnusableError(
-            f"the daemon does not answer ({error}); end it by hand, its number is in {lock_path(directory)}"
+            f"the daemon does not answer ({error}); end it by hand, its number is in {path}"
         ) from error
 
 
+def _connect() -> Client | None:
+    with _answering():
+        return connect(runtime_directory(os.environ))
+
+
 def _ask(client: Client, verb: str) -> dict[str, object]:
-    try:
+    with _answering():
         return dict(client.request(verb))
-    except ProtocolError as error:
-        raise EnvironmentUnusableError(f"the daemon does not answer: {error}") from error
 
 
-def _keep(client: Client, pid: int) -> int:
-    """Leave a daemon as it is where it follows the process that is asked for.
+def _keep(answer: dict[str, object], pid: int) -> int:
+    """Leave the daemon that answered so as it is, where it follows the process that is asked for.
 
     Raises:
         EnvironmentUnusableError: it follows another.
     """
-    try:
-        answer = _ask(client, "status")
-    finally:
-        client.close()
     followed = _pid(answer)
     if followed != pid:
-        raise EnvironmentUnusableError(
-            f"a daemon follows process {followed} already; end it first: lucid profile daemon stop"
-        )
+        whom = "no process yet, and runs" if followed is None else f"process {followed}"
+        raise EnvironmentUnusableError(f"a daemon follows {whom} already; end it first: lucid profile daemon stop")
     say(f"process {pid} is followed already, into {one_line(str(answer['output']))}")
     return 0
 

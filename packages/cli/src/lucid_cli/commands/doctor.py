@@ -11,6 +11,7 @@ import click
 
 from lucid_cli.output import say, write_result
 from lucid_cli.reporters.checkup import render_checkup
+from lucid_cli.settings import working_directory
 from lucid_profiler import jsonio
 from lucid_profiler.checkup.examine import check_up
 
@@ -44,7 +45,7 @@ def command(*, python: str | None, require_gpu: bool, as_json: bool) -> int:
                 python or sys.executable,
                 optimizer=OPTIMIZER,
                 environ=os.environ,
-                directory=Path.cwd(),
+                directory=Path(working_directory()),
                 requires_gpu=require_gpu,
             )
     except _StoppedError as stopped:

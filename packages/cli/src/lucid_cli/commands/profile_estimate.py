@@ -40,7 +40,7 @@ from lucid_profiler.estimate import (
 )
 from lucid_profiler.kernel_trace import NUM_STEPS, NUM_WARMUP_STEPS, STEPS_VARIABLE
 from lucid_profiler.records import Arm, Kernels, Wall
-from lucid_profiler.ring import read_ring
+from lucid_profiler.ring import RingTail
 from lucid_profiler.traces import ProcessTrace, read_traces, start_order
 
 CHILD_FAILED = 8
@@ -48,6 +48,7 @@ DEFAULT_STEPS = 30
 _POLL_S = 0.2
 _POLL_SHARE = 20  # a pause is so many times as long as the look at the rings before it
 _TAIL_LINES = 20
+_STEP_WRAP = 2**32  # of a step's number in a ring
 
 __all__ = ["DEFAULT_STEPS", "command"]
 
@@ -121,6 +122,32 @@ def _heard_by_children() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class _StepCount:
+    """Counts the steps of each optimizer of a process, from the numbers that its ring gives them.
+
+    Args:
+        path: the ring; it may still be in the making.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.tail = RingTail(path)
+        self._nums: dict[int, int] = {}
+
+    def most(self) -> int:
+        """Return how often the optimizer has stepped that stepped most often.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is not such a file.
+        """
+        for optimizer, step in self.tail.newest_steps().items():
+            known = self._nums.get(optimizer, 0)
+            ahead = (step - known) % _STEP_WRAP
+            # Of threads that step in turn, the later number may be written first.
+            self._nums[optimizer] = known + (ahead if ahead < _STEP_WRAP // 2 else 0)
+        return max(self._nums.values(), default=0)
+
+
 class _Watch:
     """Interrupts a run once it has reached a limit; a thread that looks at the files of its agents.
 
@@ -133,6 +160,7 @@ class _Watch:
         self._run_dir = run_dir
         self._limits = limits
         self._interrupts = interrupts
+        self._counts: dict[Path, _StepCount] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -167,12 +195,11 @@ class _Watch:
             return f"at its time limit of {self._limits.timeout_s:g} s"
         for path in self._run_dir.glob("steps-*.ring"):
             with suppress(OSError, ValueError):  # a file that is being made
-                trace = read_ring(path)
-                index = main_optimizer(trace.records)
-                num_steps = sum(step.optimizer == index for step in trace.records)
+                count = self._counts.setdefault(path, _StepCount(path))
+                num_steps = count.most()
                 if self._limits.steps is not None and num_steps >= self._limits.steps:
                     return f"after the {counted(self._limits.steps, 'step')} asked for"
-                age_s = (time.monotonic_ns() - (trace.first_begin_ns or time.monotonic_ns())) / 1e9
+                age_s = (time.monotonic_ns() - (count.tail.first_begin_ns or time.monotonic_ns())) / 1e9
                 if self._limits.seconds is not None and age_s >= self._limits.seconds:
                     return f"after {self._limits.seconds:g} s of steps"
         return None

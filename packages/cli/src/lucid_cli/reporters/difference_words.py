@@ -21,6 +21,7 @@ _REASONS = {
     "no_difference": "the effects are equal",
     "drift_explains": "drift explains what one of the reports shows",
     "control_differs": "a control of one of the reports differs from its base",
+    "parity_incomplete": "training that is in no digest in one of the reports",
     "walls_differ": "walls that span unequal work in one of the reports",
     "appears": "from 0 to more",
     "vanishes": "from more to 0",

@@ -232,6 +232,8 @@ def _withheld(analysis: Analysis) -> str:
         "too_few_pairs": f"no verdict: {verdict.detail}",
         "parity_not_observed": "no speed verdict: no run left a digest of its state, so nothing says that the "
         "computation is the same",
+        "parity_incomplete": f"no speed verdict: not all that was trained is in a digest ({verdict.detail}), so "
+        "nothing says that the computation is the same",
         "walls_differ": f"no speed verdict: {verdict.detail}, so the walls do not compare; mark the same work in every "
         "arm with lucid_profiler.fit()",
         "native_replayed": f"no speed verdict: {verdict.detail}, so the arms are not what their names say",

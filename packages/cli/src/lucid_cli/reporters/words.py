@@ -1,6 +1,7 @@
 """Codes, numbers and units in words, for every text that a person reads."""
 
 import math
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -9,6 +10,13 @@ from lucid_profiler.records import Run
 
 _MAX_COMMAND_CHARS = 300
 _TAIL_CHARS = 80
+_QUOTED = re.compile(
+    r"""
+    "'" |  # a quote itself, in double ones
+    '[^']*'
+""",
+    re.VERBOSE,
+)
 
 __all__ = [
     "METRIC_NAMES",
@@ -113,10 +121,34 @@ def counted(num: int, noun: str) -> str:
 
 
 def abbreviated(text: str) -> str:
-    """Return a command of more than 300 characters without its middle."""
+    """Return a command, quoted as `shlex.join` does it, for a line: to be pasted, or without its middle if it is long.
+
+    What a line cannot hold, control characters say, is written as in bash: $'...'. What is long has more than 300
+    characters.
+    """
+    text = _QUOTED.sub(_escaped, text)
     if len(text) <= _MAX_COMMAND_CHARS:
         return text
     return f"{text[: _MAX_COMMAND_CHARS - _TAIL_CHARS - 3]} … {text[-_TAIL_CHARS:]}"
+
+
+def _escaped(quoted: re.Match[str]) -> str:
+    """Return a part in quotes with escapes, where it holds what cannot be shown."""
+    part = quoted.group()
+    if part.isprintable():
+        return part
+    return "$'" + "".join(map(_escape, part[1:-1])) + "'"
+
+
+def _escape(char: str) -> str:
+    if char in "\\\n\t\r":
+        return {"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r"}[char]
+    if char.isprintable():
+        return char
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8: https://peps.python.org/pep-0383/
+        return f"\\{code - 0xDC00:03o}"
+    return f"\\{code:03o}" if code < 0x80 else f"\\U{code:08x}"
 
 
 def metric_name(name: str) -> str:

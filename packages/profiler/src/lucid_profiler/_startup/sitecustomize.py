@@ -1,46 +1,45 @@
-"""Starts the agent in a profiled process, then hands over to the sitecustomize that the program would have had."""  # noqa: INP001 - on sys.path by itself, no package
+"""Lets the agent wait in a profiled process, then hands over to the sitecustomize that the program would have had."""  # noqa: INP001 - on sys.path by itself, no package
 
-import importlib
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib would slow every start
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - what is imported here no program can replace
+_PACKAGE = os.path.dirname(_HERE)  # noqa: PTH120 - as above
 
 
-def _load_package() -> None:
-    """Make lucid_profiler importable where the program's Python does not have it installed."""
-    import importlib.util  # noqa: PLC0415 - only where it is needed
-
-    if importlib.util.find_spec("lucid_profiler") is not None:
-        return
-    package = os.path.dirname(_HERE)  # noqa: PTH120
-    spec = importlib.util.spec_from_file_location(
-        "lucid_profiler",
-        os.path.join(package, "__init__.py"),  # noqa: PTH118
-        submodule_search_locations=[package],
-    )
-    if spec is not None and spec.loader is not None:
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["lucid_profiler"] = module
-        spec.loader.exec_module(module)
-
-
-def _start_agent() -> None:
+def _await_agent() -> None:
     run_dir = os.environ.get("LUCID_RUN_DIR")
     if not run_dir:
         return
     try:
-        _load_package()
-        from lucid_profiler.agent import start  # noqa: PLC0415 - only in a profiled process
-
-        start(run_dir)
+        _load_and_begin(run_dir)
     except Exception as error:  # noqa: BLE001 - whatever is wrong with the agent, the program must start unchanged
-        path = os.path.join(run_dir, f"agent-{os.getpid()}.error")  # noqa: PTH118
+        path = os.path.join(run_dir, f"agent-{os.getpid()}.error")  # noqa: PTH118 - as above
         try:
-            with open(path, "w", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            with open(path, "w", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - as above
                 file.write(f"{type(error).__name__}: {error}")
         except OSError:
             return
+
+
+def _load_and_begin(run_dir: str) -> None:
+    """Load the one module of lucid's that is there from the start; the package comes in when the program needs it."""
+    from _frozen_importlib import module_from_spec  # noqa: PLC0415 - only in a profiled process
+    from _frozen_importlib_external import spec_from_file_location  # noqa: PLC0415
+
+    name = "lucid_profiler.awaited"
+    path = os.path.join(_PACKAGE, "awaited.py")  # noqa: PTH118 - as above
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no module")
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    module.begin(run_dir, _PACKAGE)
 
 
 def _run_next_sitecustomize() -> None:
@@ -48,7 +47,7 @@ def _run_next_sitecustomize() -> None:
     sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != _HERE]  # noqa: PTH100
     own = sys.modules.pop("sitecustomize", None)
     try:
-        importlib.import_module("sitecustomize")
+        __import__("sitecustomize")
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
@@ -57,5 +56,5 @@ def _run_next_sitecustomize() -> None:
             sys.modules.setdefault("sitecustomize", own)
 
 
-_start_agent()
+_await_agent()
 _run_next_sitecustomize()

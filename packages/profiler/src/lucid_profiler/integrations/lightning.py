@@ -1,6 +1,6 @@
 """A Lightning callback that tells lucid what a `Trainer.fit` does: its wall, its phases, and what it ended with.
 
-It speaks through lucid's public functions alone, waits for no device, and outside `lucid profile` it does nothing.
+It records through lucid's public functions alone, waits for no device, and outside `lucid profile` it does nothing.
 Both names of Lightning serve, `lightning.pytorch` and `pytorch_lightning`.
 """
 
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import lucid_profiler
+from lucid_profiler.journal import is_of_a_signal
 
 MAX_LOSSES = 1_000_000  # 4 MB of float32
 _LOSSES_PER_BLOCK = 256
@@ -241,7 +242,9 @@ def _has_tensors(value: Any) -> bool:
     take = getattr(value, "state_dict", None)
     try:
         state = take() if callable(take) else None
-    except Exception:  # noqa: BLE001 - somebody else's fault must not end a fit; lucid asks again, and notes it
+    except Exception as error:  # somebody else's fault must not end a fit; lucid asks again, and notes it
+        if is_of_a_signal(error):
+            raise
         return True
     if not isinstance(state, Mapping):
         return False

@@ -237,7 +237,7 @@ class Daemon:
         self._start, self._target = start, target
         self._selector.register(target.fd, selectors.EVENT_READ, self._on_target_end)
         self._watchdog = Watchdog(self._causes(target), last_words=self._give_up)
-        return {"already": False, "target": dict(target.describe())}
+        return {"already": False, "target": dict(target.brief())}
 
     def _causes(self, target: Target) -> dict[int, str]:
         """Return the descriptors whose being readable means that this process has to end, and why then."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from lucid_profiler import jsonio
 from lucid_profiler.errors import ReportError
-from lucid_profiler.monitor.records import Gap, Header, Record, from_fields, to_fields
+from lucid_profiler.monitor.records import Gap, Header, ReasonsChanged, Record, from_fields, to_fields
 from lucid_profiler.whole_lines import WholeLines
 
 MAX_PART_BYTES: Final = 64 << 20  # about three hours at ten samples a second
@@ -90,7 +90,8 @@ def _read_part(path: Path, *, may_be_torn: bool) -> Log:
 class LogWriter:
     """Appends records to a file. Nothing that a disk does reaches the caller: records are dropped and counted.
 
-    An existing file is continued after its last whole line.
+    An existing file is continued after its last whole line. Each file that follows another begins with the reasons that
+    hold, so that it can be read without the one before.
 
     Args:
         path: the file.
@@ -131,6 +132,8 @@ class LogWriter:
         self._size = _whole_size(self._fd)
         self._part = max((number for number, _ in rotated_parts(path)), default=-1) + 1
         self._has_header = False
+        self._reasons: ReasonsChanged | None = None  # that hold
+        self._repeated: ReasonsChanged | None = None  # that this file has yet to begin with
         self._failed_since_ns: int | None = None
         self._num_failed = 0
         self._synced_ns = mono_ns()
@@ -142,16 +145,24 @@ class LogWriter:
             return self._write(record)
 
     def _write(self, record: Record) -> bool:
-        if self._failed_since_ns is not None:
+        is_begun = self._begin()
+        if is_begun and self._failed_since_ns is not None:
             self._report_failure()
-        if not self._has_header:
-            self._has_header = self._append(self._header(self._part))
-        is_written = self._has_header and self._append(record)
+        is_written = is_begun and self._append(record)
         if not is_written:
             self._count_failure()
+        elif isinstance(record, ReasonsChanged):
+            self._reasons = record
         if self._size >= self._rotate_at:
             self._rotate()
         return is_written
+
+    def _begin(self) -> bool:
+        """Write what a file begins with and this one lacks; return whether it has all of it."""
+        self._has_header = self._has_header or self._append(self._header(self._part))
+        if self._has_header and self._repeated is not None and self._append(self._repeated):
+            self._repeated = None
+        return self._has_header and self._repeated is None
 
     def sync(self, *, is_due_only: bool = False) -> None:
         """Have what was written reach the disk; with `is_due_only` not before five seconds since the last time."""
@@ -188,7 +199,7 @@ class LogWriter:
     def _report_failure(self) -> None:
         """Say how many records are missing, as soon as the file takes records again."""
         begin_ns = self._failed_since_ns
-        if begin_ns is None or not self._has_header:
+        if begin_ns is None:
             return
         gap = Gap(begin_ns=begin_ns, end_ns=self._mono_ns(), reason="disk_full", num_records=self._num_failed)
         if self._append(gap):
@@ -218,6 +229,7 @@ class LogWriter:
         self._lines = WholeLines(fd)
         self._part += 1
         self._has_header = False
+        self._repeated = self._reasons
         self._remove_old()
 
     def _remove_old(self) -> None:

@@ -8,8 +8,9 @@ from lucid_profiler import jsonio
 MAX_FRAME_BYTES = 64 << 10
 VERBS = ("hello", "start", "stop", "status", "mark", "flush")
 _LENGTH = struct.Struct(">I")
+_MAX_REASON_CHARS = 1000
 
-__all__ = ["MAX_FRAME_BYTES", "VERBS", "Decoder", "ProtocolError", "encode"]
+__all__ = ["MAX_FRAME_BYTES", "VERBS", "Decoder", "ProtocolError", "encode", "encode_answer"]
 
 
 class ProtocolError(Exception):
@@ -29,6 +30,21 @@ def encode(message: dict[str, Any]) -> bytes:
     if len(body) > MAX_FRAME_BYTES:
         raise ProtocolError(f"the message takes {len(body)} bytes, more than the {MAX_FRAME_BYTES} of a frame")
     return _LENGTH.pack(len(body)) + body
+
+
+def encode_answer(answer: dict[str, Any]) -> bytes:
+    """Return the frame of an answer; of one that no frame can hold, a refusal that says so.
+
+    Who asked is told in any case: without the `id` of the request where that is what does not fit.
+    """
+    try:
+        return encode(answer)
+    except ProtocolError as error:
+        refusal = {"ok": False, "error": f"the answer cannot be sent: {error}"[:_MAX_REASON_CHARS]}
+    try:
+        return encode({**refusal, **{name: answer[name] for name in ("id",) if name in answer}})
+    except ProtocolError:
+        return encode(refusal)
 
 
 class Decoder:

@@ -73,7 +73,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasonsChanged:
-    """Why fields are None from here on: `host.FIELD` or `gpu:UUID.FIELD`, and a code of `readings.REASONS`."""
+    """Why fields are None from here on: `host.FIELD` or `gpu:UUID.FIELD`, and a code of `readings.REASONS`.
+
+    Where the log was rotated, each file repeats the last one after its header, with the time that it had.
+    """
 
     kind: ClassVar[str] = "reasons"
     mono_ns: int

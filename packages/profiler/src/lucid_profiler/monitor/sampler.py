@@ -176,7 +176,7 @@ class Sampler:
     def status(self) -> dict[str, Any]:
         """Return what there is to say so far."""
         return {
-            "target": dict(self._target.describe()),
+            "target": dict(self._target.brief()),
             "num_samples": self.num_samples,
             "num_missed": self._schedule.num_missed,
             "late_ns": self._late.summary(),

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lucid_profiler.monitor.protocol import Decoder, ProtocolError, encode
+from lucid_profiler.monitor.protocol import Decoder, ProtocolError, encode_answer
 
 CLIENT_LIMIT_NS = 1_000_000_000
 MAX_CLIENTS = 16
@@ -160,7 +160,7 @@ class Server:
             answer = self._handle(request)
             if client.deadline_ns is not None:
                 client.deadline_ns = self._mono_ns() + CLIENT_LIMIT_NS
-            client.unsent = encode(answer)
+            client.unsent = encode_answer(answer)
             self._send(client)
             if client.num_requests >= MAX_REQUESTS and not client.is_trusted:
                 self._close(client)

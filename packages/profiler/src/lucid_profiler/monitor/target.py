@@ -7,19 +7,21 @@ import os
 import select
 import signal
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.tree import Stat, read_stat, sees_own_namespace
 
+MAX_ARGV_CHARS = 4096  # of what answers say; even words that are no text stay far below a frame
 _NR_PIDFD_OPEN = 434  # the same on every architecture: https://man7.org/linux/man-pages/man2/pidfd_open.2.html
 # linux/pidfd.h: mask, cgroup id, pid, tgid, ppid, eight user and group ids, exit code.
 _PIDFD_INFO = struct.Struct("@QQ" + "I" * 11 + "i")
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
 
-__all__ = ["ExitStatus", "Target", "open_pidfd"]
+__all__ = ["MAX_ARGV_CHARS", "ExitStatus", "Target", "open_pidfd"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,13 @@ class Target:
         """Return what the log's header says about the process."""
         return {"pid": self.pid, "start_ticks": self.start_ticks, "argv": self.argv}
 
+    def brief(self) -> Mapping[str, object]:
+        """Return what answers say about the process: of a long command line, the first words and how many follow."""
+        if self.argv is None:
+            return {**self.describe(), "num_argv_left_out": None}
+        num_kept = _num_that_fit(self.argv)
+        return {**self.describe(), "argv": self.argv[:num_kept], "num_argv_left_out": len(self.argv) - num_kept}
+
     def close(self) -> None:
         """Let go of the process."""
         if self.fd >= 0:
@@ -140,6 +149,16 @@ def _argv(pid: int) -> list[str] | None:
             return [os.fsdecode(word) for word in file.read().split(b"\0")[:-1]]
     except OSError:
         return None
+
+
+def _num_that_fit(words: Sequence[str]) -> int:
+    """Return how many of the first words, each with its end, take no more than `MAX_ARGV_CHARS`."""
+    num = 0
+    for num_chars in accumulate(len(word) + 1 for word in words):
+        if num_chars > MAX_ARGV_CHARS:
+            break
+        num += 1
+    return num
 
 
 def _may_look_into(pid: int) -> bool:

@@ -1,0 +1,166 @@
+"""What the agent says of the devices of a process that uses one, several, or another than the current one."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lucid_profiler import session as session_module
+from lucid_profiler import snapshot
+from lucid_profiler.hooks import TorchHooks
+from lucid_profiler.journal import Guard
+from lucid_profiler.session import ProcessSession
+
+GIB = 2**30
+
+
+@dataclass(kw_only=True)
+class _Cards:
+    """CUDA devices, of which device 0 is the current one."""
+
+    reserved: list[int]
+    has_uuid: bool = True
+    keeps_statistics: bool = True
+    events: list[str] = field(default_factory=list)
+
+    def memory_reserved(self, index: int | None = None) -> int:
+        if not self.keeps_statistics:
+            raise RuntimeError("this allocator keeps no statistics")
+        return self.reserved[index or 0]
+
+    def max_memory_allocated(self, index: int | None = None) -> int:
+        return self.memory_reserved(index) // 2
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
+        uuid = {"uuid": f"0000-{index}"} if self.has_uuid else {}
+        return SimpleNamespace(name=self.get_device_name(index), total_memory=80 * GIB, **uuid)
+
+    def get_device_name(self, index: int | None = None) -> str:
+        return f"Card {index or 0}"
+
+    def synchronize(self, index: int | None = None) -> None:
+        self.events.append(f"waited for {index or 0}")
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> "_Cards":
+        for name in (
+            "memory_reserved",
+            "max_memory_allocated",
+            "get_device_properties",
+            "get_device_name",
+            "synchronize",
+        ):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", self.memory_reserved)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(self.reserved))
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("busy", "peaks"),
+    [([], (1, 2)), ([0], (1, 2)), ([1], (4, 8)), ([0, 1, 2], (4, 8)), ([2], (3, 6))],
+)
+def test_peaks_are_those_of_the_devices_that_are_trained_on(
+    monkeypatch: pytest.MonkeyPatch, busy: list[int], peaks: tuple[int, int]
+) -> None:
+    """Of several the largest of one, and of none the current device's."""
+    _Cards(reserved=[2 * GIB, 8 * GIB, 6 * GIB, 40 * GIB]).install(monkeypatch)
+    guard = Guard()
+    memory = snapshot.memory(busy, guard)
+    assert (memory["peak_allocated_bytes"], memory["peak_reserved_bytes"]) == tuple(peak * GIB for peak in peaks)
+    assert guard.errors == []
+
+
+@pytest.mark.parametrize(
+    ("busy", "has_uuid", "name", "uuid"),
+    [
+        ([], True, "Card 0", "0000-0"),
+        ([0], True, "Card 0", "0000-0"),
+        ([1], True, "Card 1", "0000-1"),
+        ([0, 2], True, "Card 0, Card 2", "0000-0, 0000-2"),
+        ([], False, "Card 0", ""),
+        ([0], False, "Card 0", ""),
+        ([0, 1], False, "Card 0, Card 1", "unknown, unknown"),
+    ],
+)
+def test_the_identity_names_the_devices_that_are_trained_on(
+    monkeypatch: pytest.MonkeyPatch, busy: list[int], has_uuid: bool, name: str, uuid: str
+) -> None:
+    """One by itself, several in a row, and without any the current one."""
+    _Cards(reserved=[GIB] * 3, has_uuid=has_uuid).install(monkeypatch)
+    guard = Guard()
+    identity = snapshot.environment(busy, guard)["identity"]
+    assert (identity["gpu_name"], identity["gpu_uuid"]) == (name, uuid)
+    assert list(identity)[-3:] == ["cudnn", "gpu_name", "gpu_uuid"]
+    assert guard.errors == []
+
+
+@pytest.mark.parametrize(
+    ("reserved", "busy", "expected"),
+    [([0], [], [0]), ([GIB], [0], [0]), ([0, GIB, 0, 1], [], [0, 1, 3]), ([GIB, GIB, 0], [2], [0, 1, 2])],
+)
+def test_devices_in_use_are_those_with_memory_and_the_current_one(
+    monkeypatch: pytest.MonkeyPatch, reserved: list[int], busy: list[int], expected: list[int]
+) -> None:
+    """One without memory is left alone, for it may have no context."""
+    _Cards(reserved=reserved).install(monkeypatch)
+    guard = Guard()
+    assert snapshot.devices_in_use(busy, guard) == expected
+    assert guard.errors == []
+
+
+def test_without_statistics_the_devices_that_are_known_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may bring an allocator of its own; then a fault is counted, where there is more than one device."""
+    guard = Guard()
+    _Cards(reserved=[GIB], keeps_statistics=False).install(monkeypatch)
+    assert snapshot.devices_in_use([0], guard) == [0]
+    assert guard.num_errors == 0
+    _Cards(reserved=[GIB] * 3, keeps_statistics=False).install(monkeypatch)
+    assert snapshot.devices_in_use([1], guard) == [0, 1]
+    assert guard.num_errors == 1
+
+
+def test_before_cuda_is_in_use_no_device_is() -> None:
+    """Nothing is asked, so that nothing is begun."""
+    assert snapshot.devices_in_use([], Guard()) == []
+
+
+def _entries(run_dir: Path) -> dict[str, dict[str, Any]]:
+    (path,) = run_dir.glob("agent-*.jsonl")
+    return {entry["kind"]: entry for entry in map(json.loads, path.read_text().splitlines())}
+
+
+def test_a_fit_on_another_than_the_current_device_is_waited_for_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both its ends come after the waits, nothing is waited for in between, and a third device is left alone."""
+    cards = _Cards(reserved=[0, 8 * GIB, 0]).install(monkeypatch)
+    monkeypatch.setattr(session_module, "mark_monitor", lambda _run_dir, name: cards.events.append(name))
+    monkeypatch.setattr("lucid_profiler.hooks.device_in_use", lambda _optimizer: 1)
+    guard = Guard()
+    hooks = TorchHooks(tmp_path / "steps.ring", guard=guard)
+    hooks.install()
+    hooks._is_cuda_in_use = lambda: True
+    session = ProcessSession(tmp_path, hooks=hooks, guard=guard, environ={"LUCID_ALLOCATOR_INTERVAL_S": "0"})
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with session.fit():
+        cards.events.append("begun")
+        for _ in range(3):
+            weight.sum().backward()
+            optimizer.step()
+        cards.events.append("ending")
+    waits = ["waited for 0", "waited for 1"]
+    assert cards.events == [*waits, "fit begin", "begun", "ending", *waits, "fit end"]
+    session.finish()
+    entries = _entries(tmp_path)
+    assert entries["memory"]["peak_reserved_bytes"] == 8 * GIB
+    assert (entries["device"]["device"], entries["device"]["uuid"]) == (1, "0000-1")
+    assert entries["env"]["identity"]["gpu_uuid"] == "0000-1"
+    assert guard.errors == []
