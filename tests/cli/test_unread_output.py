@@ -178,3 +178,48 @@ def test_a_thread_that_cannot_write_is_left_behind(monkeypatch: pytest.MonkeyPat
         assert time.monotonic() - begin < 10
     released.set()
     assert (ended.returncode, ended.stdout_bytes) == (0, 2)
+
+
+def test_lucids_own_lines_begin_on_lines_of_their_own() -> None:
+    """Whatever the program has left open; what is still the program's goes on as it is."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
+        opened = Outlet(stream)
+        opened.put(b"half")
+        opened.write(b"own\n")
+        opened.put(b"a ")
+        opened.put(b"line\n")
+        opened.write(b"own ")
+        opened.write(b"too\n")
+        assert opened.end(0.0) is None
+        stream.close()
+        assert reader.read() == b"half\nown\na line\nown too\n"
+
+
+def test_two_threads_lose_and_repeat_nothing() -> None:
+    """While one writes, the other neither takes the same bytes nor removes those that were not written."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb") as reader, os.fdopen(writing, "w") as stream:
+            found: list[bytes] = []
+            taking = threading.Thread(target=lambda: found.extend(reader))
+            taking.start()
+            opened = Outlet(stream)
+
+            def write(name: str) -> None:
+                for number in range(2000):
+                    opened.write(f"{name} {number}\n".encode())
+
+            threads = [threading.Thread(target=write, args=(name,)) for name in "ab"]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert opened.end(5.0) is None
+            stream.close()
+            taking.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert sorted(found) == sorted(f"{name} {number}\n".encode() for name in "ab" for number in range(2000))

@@ -241,3 +241,72 @@ def test_one_handler_that_fails_keeps_no_other_from_its_work(tmp_path: Path) -> 
     with pytest.raises(ZeroDivisionError):
         awaited._finish()
     assert done == [3, 1]
+
+
+FINDERS = {
+    "old": """
+class Finder:
+    def find_module(self, name, path=None):
+        return None
+sys.meta_path.insert(1, Finder())
+""",
+    "hooked": """
+class Hooked:
+    def __init__(self, loader):
+        self.loader, self.exec_module = loader, self.execute
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+    def execute(self, module):
+        self.loader.exec_module(module)
+        print("hooked", module.__name__)
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            spec = PathFinder.find_spec(name, path, target)
+            spec.loader = Hooked(spec.loader)
+            return spec
+sys.meta_path.insert(sys.meta_path.index(PathFinder), Finder())
+""",
+    "shared": """
+class Shared:
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        module.__spec__.real.exec_module(module)
+shared = Shared()
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "other"):
+            real = PathFinder.find_spec(name, path, target)
+            spec = ModuleSpec(name, shared, origin=real.origin)
+            spec.real = real.loader
+            return spec
+sys.meta_path.insert(sys.meta_path.index(PathFinder), Finder())
+importlib.util.find_spec("torch")
+import other
+""",
+    "lazy": """
+spec = importlib.util.find_spec("torch")
+spec.loader = importlib.util.LazyLoader(spec.loader)
+torch = sys.modules["torch"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(torch)
+import lucid_profiler
+lucid_profiler.mark("train")
+print("still", object.__getattribute__(torch, "__class__").__name__)
+torch.LOADED
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("old", ""), ("hooked", "hooked torch\n"), ("shared", ""), ("lazy", "still _LazyModule\n")]
+)
+def test_the_programs_own_ways_of_importing_torch_hold(kind: str, said: str, tmp_path: Path) -> None:
+    """Finders of Python 3.3, hooks of the program's own, a loader for several modules, a module that comes later."""
+    (tmp_path / "torch.py").write_text("LOADED = True")
+    (tmp_path / "other.py").write_text("")
+    heard = "print('lucid_profiler.hooks' in sys.modules)"
+    head = "import importlib.util, sys, warnings\nfrom importlib.machinery import ModuleSpec, PathFinder\n"
+    head += "warnings.simplefilter('ignore')\n"
+    profiled = _profile(tmp_path, f"{head}{FINDERS[kind]}\nimport torch\n{heard}")
+    assert (profiled.done.stdout, profiled.done.stderr) == (f"{said}True\n", "")

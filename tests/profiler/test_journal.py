@@ -180,10 +180,31 @@ class _Handler:
         raise Preempted
 
 
+def _without_arguments(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    raise Preempted
+
+
+def _from_elsewhere(_number: int, frame: FrameType | None) -> None:
+    while frame is not None:
+        frame = frame.f_back
+    raise Preempted
+
+
 @pytest.mark.parametrize(
     "handler",
-    [_plainly, _by_stars, _Handler(), _Handler().__call__, partial(_plainly), lambda number, frame: _plainly(7, None)],
-    ids=["function", "stars", "object", "method", "partial", "lambda"],
+    [
+        _plainly,
+        _by_stars,
+        _without_arguments,
+        _from_elsewhere,
+        partial(_without_arguments),
+        _Handler(),
+        _Handler().__call__,
+        partial(_plainly),
+        lambda number, frame: _plainly(7, None),
+    ],
+    ids=["function", "stars", "dropped", "walked", "dropped by a partial", "object", "method", "partial", "lambda"],
 )
 def test_what_a_signal_s_handler_raises_goes_to_the_program(handler: Any) -> None:
     """It only happens to run while the agent works; the fault is not the agent's."""
@@ -208,6 +229,19 @@ def test_a_fault_below_a_handler_s_interruption_is_the_agent_s(path: Path) -> No
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert guard.errors == ["ValueError: agent-7.jsonl"]
+
+
+def test_a_frame_among_the_variables_of_a_function_makes_no_handler_of_it() -> None:
+    """Only one among its arguments does."""
+
+    def fail() -> None:
+        below = sys._getframe(1)
+        raise ValueError(below.f_code.co_name)
+
+    guard = Guard()
+    with guard:
+        fail()
+    assert guard.num_errors == 1
 
 
 @pytest.mark.parametrize("hook", ["before", "after"])

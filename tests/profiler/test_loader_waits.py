@@ -1,10 +1,12 @@
 import errno
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from lucid_profiler.collect import observe
 from lucid_profiler.journal import Guard, Journal
 from lucid_profiler.loader_waits import LoaderWaits, WaitTrace, read_waits, waited_ns
 from lucid_profiler.records import Metric, Wall
+from lucid_profiler.ring import SlotWriter
 
 ORIGINAL = _BaseDataLoaderIter.__next__
 
@@ -227,3 +230,30 @@ def test_lost_waits_before_a_later_wall_are_not_known(tmp_path: Path) -> None:
 def test_without_an_agent_nothing_is_said_of_waits(tmp_path: Path) -> None:
     """The reason is the agent's absence."""
     assert _metric(tmp_path, num_told=None, with_agent=False) == Metric(value=None, unit="s", reason="agent_off")
+
+
+def test_a_handler_that_ends_a_record_ends_no_others(
+    waits: LoaderWaits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program may catch what it raised and go on."""
+    loader = DataLoader(Slow(), batch_size=2)
+    assert len(list(loader)) == 2
+    append = SlotWriter.append
+
+    def interrupted(writer: SlotWriter, first: int, *others: int) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        append(writer, first, *others)
+
+    def preempt(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, preempt)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(SlotWriter, "append", interrupted)
+            with pytest.raises(TimeoutError):
+                next(iter(loader))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(list(loader)) == 2
+    assert waits.num_waits == _read(tmp_path).num_waits == 6

@@ -3,6 +3,8 @@
 import enum
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+import lucid_profiler
+from lucid_profiler.awaited import AwaitedAgent
 from lucid_profiler.collect import Observation, observe
 from lucid_profiler.hooks import MAX_OPTIMIZERS, TorchHooks
 from lucid_profiler.journal import Guard, Journal
@@ -26,7 +30,7 @@ class Process:
         self.folder = folder
         guard = Guard()
         self.hooks = TorchHooks(folder / "steps-1.ring", guard=guard)
-        self.session = ProcessSession(folder, hooks=self.hooks, guard=guard, environ={})
+        self.session = ProcessSession(folder, hooks=self.hooks, guard=guard, name="1", environ={})
         self.hooks.install()
         (folder / "agent-1.loaded").touch()
 
@@ -41,11 +45,6 @@ class Process:
     def seen(self) -> Observation:
         """Return what the report will say of it, once it has ended."""
         self.session.finish()
-        for path in self.folder.glob("agent-*.jsonl"):  # by the number of this process
-            path.rename(path.with_name("agent-1.jsonl"))
-        return self._observed()
-
-    def _observed(self) -> Observation:
         wall = Wall(source="process", begin_ns=1, end_ns=2)
         return observe(self.folder, run=0, process=wall, max_rss_bytes=None)
 
@@ -138,7 +137,35 @@ def test_a_process_that_trained_and_left_nothing_is_counted(process: Process) ->
     """One that was ended, say, beside another that came to its exit."""
     process.train()
     RingWriter(process.folder / "steps-2.ring").write(1, 2, 0, step=1)
-    assert process.seen().agent.uncovered == ("1 of 2 processes that trained left no digest of what they ended with",)
+    assert process.seen().agent.uncovered == tuple(
+        f"1 of 2 processes that trained left no digest of {part}" for part in ("parameters", "optimizer_state")
+    )
+
+
+def test_a_part_of_which_there_is_no_digest_at_all_is_named(process: Process) -> None:
+    """A tensor of a kind that has no plain values takes the whole part with it."""
+    optimizer = process.train(momentum=0.9)
+    (state,) = optimizer.state.values()
+    state["sparse"] = torch.eye(2).to_sparse()
+    assert process.seen().agent.uncovered == ("1 of 1 processes that trained left no digest of optimizer_state",)
+
+
+def _in_a_cycle(optimizer: torch.optim.SGD) -> None:
+    optimizer.param_groups[0]["owner"] = lambda: optimizer
+
+
+def test_which_optimizers_are_digested_is_not_the_collector_s_whim(process: Process) -> None:
+    """Those in a cycle of references are alive until it comes by; so it comes by once at the end."""
+    gc.disable()
+    try:
+        for _ in range(MAX_OPTIMIZERS + 4):
+            _in_a_cycle(process.train())
+        seen = process.seen()
+    finally:
+        gc.enable()
+    (found,) = [state for state in seen.states if state.part == "parameters"]
+    assert found.num_tensors == MAX_OPTIMIZERS
+    assert seen.agent.uncovered == ("4 of 12 optimizers were gone before the end of the process",)
 
 
 def test_a_process_that_trained_nothing_owes_no_digest(process: Process) -> None:
@@ -155,9 +182,10 @@ def test_a_process_that_trained_nothing_owes_no_digest(process: Process) -> None
 def test_a_forked_process_that_trains_is_counted_once(process: Process, num_steps: int, num_told: int) -> None:
     """It has no agent; loader processes, which step nothing, leave nothing."""
     optimizer = process.train()
+    agent = AwaitedAgent(str(process.folder))
     child = os.fork()
     if not child:
-        process.session.deactivate()
+        agent._leave()
         for _ in range(num_steps):
             optimizer.step()
         os._exit(0)
@@ -165,3 +193,30 @@ def test_a_forked_process_that_trains_is_counted_once(process: Process, num_step
     told = [text for text in process.seen().agent.uncovered if "forked process" in text]
     assert len(told) == num_told
     assert not told or told[0].startswith("1 forked process trained without an agent")
+
+
+FORKS_FIRST = """
+import os
+{before}
+if not os.fork():
+    import torch
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.ones(1)
+    for _ in range({num_steps}):
+        torch.optim.SGD([parameter], lr=0.1).step()
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("before", ["", "import lucid_profiler; lucid_profiler.mark('one')"], ids=["alone", "marked"])
+@pytest.mark.parametrize(("num_steps", "num_told"), [(0, 0), (2, 1)])
+def test_a_process_that_was_forked_before_torch_was_imported_is_counted(
+    before: str, num_steps: int, num_told: int, tmp_path: Path
+) -> None:
+    """Whether or not the agent had come by then: as the children of a pool or of a forkserver."""
+    startup = Path(lucid_profiler.__file__).parent / "_startup"
+    environ = {**os.environ, "LUCID_RUN_DIR": str(tmp_path), "PYTHONPATH": str(startup)}
+    script = FORKS_FIRST.format(before=before, num_steps=num_steps)
+    subprocess.run([sys.executable, "-c", script], env=environ, check=True)
+    assert len([*tmp_path.glob("agent-*.forked")]) == num_told

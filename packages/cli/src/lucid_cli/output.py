@@ -160,7 +160,8 @@ class Outlet(io.RawIOBase):
         self._has_ended = False
         self._is_terminal = stream.isatty()
         self._waiting = bytearray()
-        self._last = b"\n"
+        self._last = self._written = b"\n"
+        self._is_line_open = False  # of what is not lucid's own
         self._num_lost = 0
         self._putting, self._writing = Lock(), Lock()
         self._descriptor, self._max_bytes = _unblocked(stream.fileno())
@@ -197,9 +198,12 @@ class Outlet(io.RawIOBase):
             # A gap goes on until much has been taken, lest half of what is shown tells of gaps.
             if self._num_lost and room >= (_OWN_BYTES // 2 if is_own else _MAX_WAITING_BYTES // 2):
                 self._tell_lost()
+            if is_own and self._is_line_open and self._last != b"\n":
+                data = b"\n" + data
             kept = b"" if self._num_lost else data[: max(room, 0)]
             self._num_lost += len(data) - len(kept)
             self._append(kept)
+            self._is_line_open = not is_own and self._last != b"\n"
 
     def send(self, patience_s: float = 0.0) -> None:
         """Write what waits as far as it is taken; give up where nothing is for so many seconds."""
@@ -213,8 +217,10 @@ class Outlet(io.RawIOBase):
         """Write what waits, with so much patience, and close; return what is to be said of the rest once it can be."""
         self.send(patience_s)
         with self._putting:
-            self._num_lost += len(self._waiting)
-            self._waiting.clear()
+            if self._waiting:
+                self._num_lost += len(self._waiting)
+                self._waiting.clear()
+                self._last = self._written
             lost = _lost_words(self._num_lost) if self._num_lost else None
             if lost is not None:
                 self._tell_lost()
@@ -239,15 +245,17 @@ class Outlet(io.RawIOBase):
         if not self._writing.acquire(blocking=False):
             return False
         try:
-            num = os.write(self._descriptor, bytes(self._waiting[: self._max_bytes]))
-        except BlockingIOError:
-            return False
-        except OSError:
-            num = len(self._waiting)  # the reader has gone away, or a disk is full
+            try:
+                num = os.write(self._descriptor, bytes(self._waiting[: self._max_bytes]))
+            except BlockingIOError:
+                return False
+            except OSError:
+                num = len(self._waiting)  # the reader has gone away, or a disk is full
+            with self._putting:
+                self._written = bytes(self._waiting[num - 1 : num]) or self._written
+                del self._waiting[:num]
         finally:
             self._writing.release()
-        with self._putting:
-            del self._waiting[:num]
         return True
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-LOADED_SUFFIX = ".loaded"  # as in `journal`, which imports more
+LOADED_SUFFIX = ".loaded"  # these two as in `journal`, which imports more
+FORKED_SUFFIX = ".forked"
 _PACKAGE = "lucid_profiler"
 _STATE_VARIABLE = "LUCID_SAVE_STATE"  # as in `agent`
 
@@ -166,13 +167,29 @@ class AwaitedAgent:
             _run_last_first(self._at_exit)
 
     def _leave(self) -> None:
-        """Wait no more, in a forked child: its parent's agent speaks for it."""
+        """Let no agent in, in a forked child: its parent's speaks for it. One that trains leaves a mark."""
         self._is_settled = True
-        self._on_torch.clear()
         self._at_exit.clear()
-        self._remove_finder()
         for handler in self._in_child:
             handler()
+        self._on_torch[:] = [self._mark_training]
+        if _has_torch():
+            self.hear_torch()
+
+    def _mark_training(self) -> None:
+        """Leave a mark after the first optimizer step of a forked child."""
+
+        def mark(*_: object) -> None:
+            handle.remove()
+            path = os.path.join(self.run_dir, f"agent-{os.getpid()}{FORKED_SUFFIX}")  # noqa: PTH118 - as above
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            except OSError:
+                return
+
+        register = getattr(sys.modules.get("torch.optim.optimizer"), "register_optimizer_step_post_hook", None)
+        if register is not None:
+            handle = register(mark)
 
     def _remove_finder(self) -> None:
         if self._finder in sys.meta_path:
@@ -205,20 +222,33 @@ class _TorchFinder:
         if fullname != "torch":
             return None
         for finder in tuple(sys.meta_path):
-            spec = finder.find_spec(fullname, path, target) if finder is not self else None
+            find_spec = getattr(finder, "find_spec", None)  # an old finder may have none
+            spec: ModuleSpec | None = None
+            if finder is not self and find_spec is not None:
+                spec = find_spec(fullname, path, target)
             if spec is not None:
                 self._listen(spec.loader)
                 return spec
         return None
 
     def _listen(self, loader: "Any") -> None:
+        if not hasattr(loader, "__dict__") or not hasattr(loader, "exec_module"):
+            return
+        execute = loader.exec_module
+        before = loader.__dict__.get("exec_module")
+
         def exec_module(module: "ModuleType") -> None:
-            loader.__dict__.pop("exec_module", None)
-            loader.exec_module(module)
+            if module.__name__ != "torch":  # a loader may serve several modules
+                execute(module)
+                return
+            if before is None:
+                loader.__dict__.pop("exec_module", None)
+            else:
+                loader.__dict__["exec_module"] = before
+            execute(module)
             self._agent.hear_torch()
 
-        if hasattr(loader, "__dict__") and hasattr(loader, "exec_module"):
-            loader.__dict__["exec_module"] = exec_module
+        loader.__dict__["exec_module"] = exec_module
 
 
 class _PackageFinder:
@@ -239,7 +269,9 @@ class _PackageFinder:
 def _has_torch() -> bool:
     """Return whether torch has been imported to its end."""
     torch = sys.modules.get("torch")
-    return torch is not None and not getattr(getattr(torch, "__spec__", None), "_initializing", False)
+    if torch is None or type(torch).__name__ == "_LazyModule":  # whose first attribute would import it
+        return False
+    return not getattr(getattr(torch, "__spec__", None), "_initializing", False)
 
 
 def _is_of_a_signal(error: Exception) -> bool:

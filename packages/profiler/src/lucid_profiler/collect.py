@@ -37,6 +37,7 @@ from lucid_profiler.records import (
     Wall,
 )
 from lucid_profiler.ring import StepRecord
+from lucid_profiler.session import AUTOMATIC_PARTS
 from lucid_profiler.traces import ProcessTrace, canonical_order, have_ranks, read_traces, start_order
 
 __all__ = ["Observation", "observe"]
@@ -118,9 +119,9 @@ def _num_steps(trace: ProcessTrace) -> int:
 def _uncovered(traces: Sequence[ProcessTrace], run_dir: Path) -> Iterator[str]:
     """Yield in words what was trained and is in no digest."""
     trained = [trace for trace in traces if _num_steps(trace)]
-    num_silent = sum("parameters" not in trace.states for trace in trained)
-    if num_silent:
-        yield f"{num_silent} of {len(trained)} processes that trained left no digest of what they ended with"
+    for part in AUTOMATIC_PARTS:
+        if num_silent := sum(part not in trace.states for trace in trained):
+            yield f"{num_silent} of {len(trained)} processes that trained left no digest of {part}"
     if num_forked := sum(1 for _ in run_dir.glob(f"*{FORKED_SUFFIX}")):
         yield (
             f"{num_forked} forked {'process' if num_forked == 1 else 'processes'} trained without an agent: start "

@@ -5,6 +5,7 @@ modules weakly, and optimizers too but for those that stepped last, which can be
 What is measured around a step is somebody else's: a fault there ends that measurement, not the program.
 """
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -96,29 +97,13 @@ class TorchHooks:
         """Call `watcher` before each step, with the time at which the step before ended, 0 before the first."""
         self._begin_watchers.append(watcher)
 
-    def abandon(self, on_step: Callable[[], object] | None = None) -> None:
-        """Take the hooks away and leave the rest as it is; in a forked child nothing of CUDA may be freed.
-
-        Args:
-            on_step: is called after the first optimizer step that follows.
-        """
+    def abandon(self) -> None:
+        """Take the hooks away and leave the rest as it is; in a forked child nothing of CUDA may be freed."""
         self._active = False
-        num_hooks = len(self._handles)
         with self._guard:
             for handle in self._handles:
                 handle.remove()
         self._handles.clear()
-        if on_step is not None and num_hooks:
-            with self._guard:
-                self._call_once(on_step)
-
-    def _call_once(self, on_step: Callable[[], object]) -> None:
-        def told(*_: Any) -> None:
-            with self._guard:
-                handle.remove()
-                on_step()
-
-        handle = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(told)
 
     def deactivate(self) -> None:
         """Take the hooks away and let go of everything, for the end of the process."""
@@ -132,6 +117,8 @@ class TorchHooks:
 
     def hold_living(self) -> None:
         """Hold every optimizer that is alive, however many there are; for the end of the process."""
+        if len(self._tracked) > MAX_OPTIMIZERS:
+            gc.collect()  # which of those in cycles are still there would else be the collector's whim
         for tracked in list(self._tracked.values()):  # one that is collected meanwhile is taken out
             tracked.optimizer = tracked.alive()
             if tracked not in self._kept and tracked.optimizer is not None:
@@ -330,4 +317,5 @@ def _is_emptied(tracked: TrackedOptimizer) -> bool:
     """Return whether an optimizer has fewer groups, none with a parameter, or less state than after its last step."""
     groups = tracked.optimizer.param_groups
     has_parameters = any(len(group["params"]) for group in groups)
-    return len(groups) < tracked.num_groups or not has_parameters or len(tracked.optimizer.state) < tracked.num_states
+    num_states = len(getattr(tracked.optimizer, "state", ()))
+    return len(groups) < tracked.num_groups or not has_parameters or num_states < tracked.num_states

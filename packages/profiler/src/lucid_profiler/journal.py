@@ -1,8 +1,11 @@
 """What the agent writes down besides steps: one JSON line an entry, one write a line, and a count of its own faults."""
 
 import os
+import signal
+from functools import partial
+from inspect import CO_VARARGS
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from lucid_profiler.whole_lines import WholeLines
@@ -17,21 +20,41 @@ _MAX_FAULTS_NAMED = 16
 def is_of_a_signal(error: BaseException) -> bool:
     """Return whether a handler of the program's raised `error` while lucid's own code happened to be running.
 
-    The interpreter hands a handler the frame that it interrupts, and that is the one below the handler's own.
+    The interpreter hands a handler the frame that it interrupts, and that is the one below the handler's own. One that
+    has dropped its arguments is known by its code, as long as it is the handler.
     """
+    handlers = None
     trace = error.__traceback__
     while trace is not None:
         frame = trace.tb_frame
         if frame.f_back is not None and _is_given(frame, frame.f_back):
             return True
+        handlers = _codes_of_handlers() if handlers is None else handlers
+        if frame.f_code in handlers:
+            return True
         trace = trace.tb_next
     return False
+
+
+def _codes_of_handlers() -> set[CodeType]:
+    """Return the code of each function that handles a signal."""
+    found = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, partial):
+            handler = handler.func
+        function = getattr(handler, "__func__", handler)
+        code = getattr(function, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+        if isinstance(code, CodeType):
+            found.add(code)
+    return found
 
 
 def _is_given(frame: FrameType, value: object) -> bool:
     """Return whether `value` is an argument of the function that runs in `frame`, or among its `*arguments`."""
     code = frame.f_code
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 1]
+    has_stars = bool(code.co_flags & CO_VARARGS)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + has_stars]
     for name in names:
         found = frame.f_locals.get(name)
         if found is value or (type(found) is tuple and any(one is value for one in found)):

@@ -98,16 +98,17 @@ class LoaderWaits:
         self._is_within = False
         if self._main_thread is None:
             return
-        self.num_waits += 1
         self._sum_ns += end_ns - begin_ns
-        if not self._is_recorded:
-            return
-        self._is_recorded = False
-        with self._guard:
-            if self._writer is None:
-                self._writer = SlotWriter(self._path, _WAITS, capacity=self._capacity)
-            self._writer.append(begin_ns, end_ns, self._sum_ns)
-            self._is_recorded = True
+        if self._is_recorded:
+            try:
+                if self._writer is None:
+                    self._writer = SlotWriter(self._path, _WAITS, capacity=self._capacity)
+                self._writer.append(begin_ns, end_ns, self._sum_ns)
+            except Exception as error:  # as a Guard does, which cannot say whose the fault was
+                if not self._guard.takes(error):
+                    raise
+                self._is_recorded = False
+        self.num_waits += 1
 
 
 def read_waits(path: Path) -> WaitTrace:

@@ -13,7 +13,7 @@ from typing import Any
 from lucid_profiler import snapshot
 from lucid_profiler.allocator import AllocatorReadings, interval_ns
 from lucid_profiler.hooks import TorchHooks
-from lucid_profiler.journal import FORKED_SUFFIX, Guard, Journal, is_of_a_signal
+from lucid_profiler.journal import Guard, Journal, is_of_a_signal
 from lucid_profiler.monitor_mark import FIT_MARKS, mark_monitor
 from lucid_profiler.nonfinite import LossCheck, ParameterCheck
 from lucid_profiler.tracking import TrackedOptimizer
@@ -179,9 +179,9 @@ class ProcessSession:
                 self._digest(name, lambda: snapshot.as_state(value))
 
     def deactivate(self) -> None:
-        """Record nothing more; for forked children, whose parent goes on recording. One that trains leaves a mark."""
+        """Record nothing more; for forked children, whose parent goes on recording."""
         self.active = False
-        self._hooks.abandon((self._run_dir / f"agent-{os.getpid()}{FORKED_SUFFIX}").touch)
+        self._hooks.abandon()
 
     def finish(self) -> None:
         """Take what is only known at the end: peaks first, then digests, counters and the environment."""

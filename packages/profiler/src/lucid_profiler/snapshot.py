@@ -8,6 +8,7 @@ import platform
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -35,7 +36,7 @@ _DEVICE_SETTINGS: Mapping[str, Callable[[Any, int], str]] = {
     "gpu_name": lambda torch, index: str(torch.cuda.get_device_name(index)),
     "gpu_uuid": lambda torch, index: str(getattr(torch.cuda.get_device_properties(index), "uuid", "")),
 }
-_CONSTANTS = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, Enum, type)
+_CONSTANTS = (FunctionType, BuiltinFunctionType, MethodType, ModuleType, partial, Enum, range, slice, type)
 _ENVIRONMENT_VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "NVIDIA_TF32_OVERRIDE")
 
 __all__ = [
@@ -173,7 +174,10 @@ def undigested(tracked: TrackedOptimizer) -> list[str]:
     Functions, classes and other constants are the program's text, and no state.
     """
     torch = loaded_torch()
-    constants = (*_CONSTANTS, *(() if torch is None else (torch.dtype, torch.device)))
+    constants = (
+        *_CONSTANTS,
+        *(() if torch is None else (torch.dtype, torch.device, torch.layout, torch.memory_format)),
+    )
     named: dict[str, type] = {}
     mappings: list[Mapping[Any, Any]] = [*_settings(tracked)]
     for key, value in tracked.optimizer.state.items():
