@@ -8,7 +8,7 @@ program that a process executes in its own place, under the same pid.
 from pathlib import Path
 
 from lucid_profiler import api
-from lucid_profiler.awaited import AwaitedAgent
+from lucid_profiler.awaited import STATE_VARIABLE, AwaitedAgent
 from lucid_profiler.device_times import DeviceTimes
 from lucid_profiler.hooks import TorchHooks
 from lucid_profiler.journal import Guard
@@ -16,10 +16,9 @@ from lucid_profiler.loader_waits import LoaderWaits
 from lucid_profiler.session import ProcessSession
 
 STEPS_VARIABLE = "LUCID_KERNELS"  # asks for a trace of so many steps; set for traced processes only
-STATE_VARIABLE = "LUCID_SAVE_STATE"  # asks for the values behind digests, in the directory that it names
 DIGESTS_VARIABLE = "LUCID_STEP_DIGESTS"  # asks for digests around every step; set for processes that are never timed
 
-__all__ = ["DIGESTS_VARIABLE", "STATE_VARIABLE", "STEPS_VARIABLE", "start"]
+__all__ = ["DIGESTS_VARIABLE", "STEPS_VARIABLE", "start"]
 
 
 def start(awaited: AwaitedAgent) -> None:

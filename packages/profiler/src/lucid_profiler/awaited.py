@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-LOADED_SUFFIX = ".loaded"  # these two as in `journal`, which imports more
-FORKED_SUFFIX = ".forked"
+LOADED_SUFFIX = ".loaded"  # of the empty file that says that a process has an agent
+FORKED_SUFFIX = ".forked"  # of the empty file of a forked process, which has none, and trained
+STATE_VARIABLE = "LUCID_SAVE_STATE"  # asks for the values behind digests, in the directory that it names
 _PACKAGE = "lucid_profiler"
-_STATE_VARIABLE = "LUCID_SAVE_STATE"  # as in `agent`
 
-__all__ = ["AwaitedAgent", "begin", "start_agent"]
+__all__ = ["FORKED_SUFFIX", "LOADED_SUFFIX", "STATE_VARIABLE", "AwaitedAgent", "begin", "start_agent"]
 
 _agent: "AwaitedAgent | None" = None
 
@@ -92,8 +92,8 @@ class AwaitedAgent:
         self.begin_ns = time.monotonic_ns()
         self.run_dir = os.path.abspath(run_dir)  # noqa: PTH100 - pathlib is imported later
         self.settings = {name: value for name, value in os.environ.items() if name.startswith("LUCID_")}
-        if self.settings.get(_STATE_VARIABLE):
-            self.settings[_STATE_VARIABLE] = os.path.abspath(self.settings[_STATE_VARIABLE])  # noqa: PTH100 - as above
+        if self.settings.get(STATE_VARIABLE):
+            self.settings[STATE_VARIABLE] = os.path.abspath(self.settings[STATE_VARIABLE])  # noqa: PTH100 - as above
         self._pid = os.getpid()
         self.name = claim_name(self.run_dir, self._pid)
         self._lock = _thread.RLock()

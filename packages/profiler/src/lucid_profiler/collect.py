@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lucid_profiler.awaited import FORKED_SUFFIX, LOADED_SUFFIX
 from lucid_profiler.codec import from_plain
 from lucid_profiler.collect_device import Inside, device_metrics, device_notes, device_samples, devices_inside
 from lucid_profiler.entries import (
@@ -25,7 +26,6 @@ from lucid_profiler.entries import (
     StepsEntry,
     UncoveredEntry,
 )
-from lucid_profiler.journal import FORKED_SUFFIX, LOADED_SUFFIX
 from lucid_profiler.loader_waits import waited_ns
 from lucid_profiler.records import (
     AgentHealth,

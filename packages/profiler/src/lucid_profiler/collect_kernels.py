@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from lucid_profiler.awaited import LOADED_SUFFIX
 from lucid_profiler.errors import ReportError
-from lucid_profiler.journal import LOADED_SUFFIX
 from lucid_profiler.kernels import KernelTable, read_table
 from lucid_profiler.records import Kernels, RunStatus
 

@@ -10,10 +10,8 @@ from typing import Any
 
 from lucid_profiler.whole_lines import WholeLines
 
-__all__ = ["FORKED_SUFFIX", "LOADED_SUFFIX", "Guard", "Journal", "is_of_a_signal"]
+__all__ = ["Guard", "Journal", "is_of_a_signal"]
 
-LOADED_SUFFIX = ".loaded"  # of the empty file that says that a process has an agent
-FORKED_SUFFIX = ".forked"  # of the empty file of a forked process, which has none, and trained
 _MAX_FAULTS_NAMED = 16
 
 

@@ -5,8 +5,8 @@ Their files have the name that `awaited` has found for the process.
 
 from pathlib import Path
 
-from lucid_profiler.agent import DIGESTS_VARIABLE, STATE_VARIABLE, STEPS_VARIABLE
-from lucid_profiler.awaited import AwaitedAgent
+from lucid_profiler.agent import DIGESTS_VARIABLE, STEPS_VARIABLE
+from lucid_profiler.awaited import STATE_VARIABLE, AwaitedAgent
 from lucid_profiler.hooks import TorchHooks
 from lucid_profiler.journal import Guard
 from lucid_profiler.kernel_trace import KernelTrace, steps_asked_for

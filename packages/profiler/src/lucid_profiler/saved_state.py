@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lucid_profiler.agent import STATE_VARIABLE
+from lucid_profiler.awaited import STATE_VARIABLE
 from lucid_profiler.digest import _flatten, _leaf, _unique_names
 from lucid_profiler.errors import ReportError
 from lucid_profiler.journal import is_of_a_signal
