@@ -184,6 +184,15 @@ def test_the_number_of_pairs_in_the_statistics_is_told(tmp_path: Path) -> None:
     assert "pairs     5 of 5 pairs of native and captured runs, 0 discarded, 4 in the statistics; order" in text
 
 
+def test_a_pair_that_was_measured_in_place_of_another_is_counted(tmp_path: Path) -> None:
+    """After a resume there can be more pairs than were planned: they are not a part of the plan."""
+    report = write_report(tmp_path / "r.jsonl", statuses={3: "failed"})
+    report = dataclasses.replace(report, header=dataclasses.replace(report.header, pairs=4))
+    assert "pairs     5 pairs (4 planned) of native and captured runs, 0 discarded, 4 in the statistics" in _show(
+        report
+    )
+
+
 def test_an_arm_that_overrode_the_script_is_told(tmp_path: Path) -> None:
     """An explicit capture_updates that did not hold is named beside the arm's captures."""
     text = " ".join(_show(write_report(tmp_path / "r.jsonl", overridden=True)).split())

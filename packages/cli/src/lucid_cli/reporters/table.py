@@ -105,10 +105,14 @@ def _head(report: Report, analysis: Analysis) -> list[str]:
 
 
 def _pairs(report: Report, analysis: Analysis) -> str:
-    """Count the pairs of a comparison: measured of planned ones, discarded ones, and those in the statistics."""
+    """Count the pairs of a comparison: measured and planned ones, discarded ones, and those in the statistics."""
     num_measured = analysis.num_pairs - analysis.num_discarded
     arms = f"{analysis.base} and {analysis.other}" if analysis.other else analysis.base
-    pairs = f"{num_measured} of {counted(report.header.pairs, 'pair')} of {arms} runs"
+    num_planned = report.header.pairs
+    of_plan = f"{num_measured} of {counted(num_planned, 'pair')}"
+    if num_measured > num_planned:  # a pair that was left out, and a resume measured another in its place
+        of_plan = f"{counted(num_measured, 'pair')} ({num_planned} planned)"
+    pairs = f"{of_plan} of {arms} runs"
     left = f", {analysis.num_included} in the statistics" if analysis.num_included < num_measured else ""
     return f"{pairs}, {analysis.num_discarded} discarded{left}"
 
