@@ -10,9 +10,10 @@ photographs of COCO's sizes.
 import argparse
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -24,10 +25,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 NUM_CLASSES = 80
+STRIDE = 32  # of the detector's coarsest head
+MAX_SEED = 2**32 - 1  # Lightning's
 # The sizes of COCO val2017 that are met most often, (width, height).
 SIZES = ((640, 480), (640, 427), (640, 426), (480, 640), (640, 425), (427, 640), (500, 375), (640, 360))
 JPEG_QUALITY = 95  # with this noise, files of about 140 kB
 MAX_OBJECTS = 14
+NO_COCO = "is no file of COCO's instances"
 OPTIMIZERS = {"ours": "ours", "own": "own", "native": "ours", "captured": "ours"}
 OPTIMIZER_VARIABLE = "LUCID_YOLO_OPTIMIZER"
 # Modules, and the distributions whose versions belong to the settings of a run.
@@ -84,7 +88,7 @@ def parse(words: Sequence[str] | None = None) -> Options:
     parser.add_argument("--num-train", type=_positive, default=256, help="the first images in the order of their names")
     parser.add_argument("--num-val", type=_positive, default=32, help="the images after those")
     parser.add_argument("--cache", type=Path, default=Path(gettempdir(), "lucid-yolo-fit"), help="prepared data")
-    parser.add_argument("--size", type=_positive, default=640)
+    parser.add_argument("--size", type=_positive, default=640, help=f"of a square image, a multiple of {STRIDE}")
     parser.add_argument("--batch", type=_positive, default=4)
     parser.add_argument("--workers", type=_natural, default=4)
     parser.add_argument("--threads", type=_positive, default=4)
@@ -97,6 +101,10 @@ def parse(words: Sequence[str] | None = None) -> Options:
         parser.error(f"--images: {values['images']} is no folder")
     if values["annotations"] is not None and not values["annotations"].is_file():
         parser.error(f"--annotations: {values['annotations']} is no file")
+    if values["size"] % STRIDE:
+        parser.error(f"--size: {values['size']} is no multiple of {STRIDE}")
+    if values["seed"] > MAX_SEED:
+        parser.error(f"--seed: {values['seed']} is more than {MAX_SEED}")
     if values["optimizer"] not in OPTIMIZERS:  # argparse does not look at a default
         parser.error(f"{OPTIMIZER_VARIABLE}={values['optimizer']!r}: choose from {', '.join(OPTIMIZERS)}")
     return Options(**values | {"optimizer": OPTIMIZERS[values["optimizer"]]})
@@ -147,7 +155,11 @@ def prepare(options: Options) -> tuple[Split, Split]:
         name = f"coco-{hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]}"
         folder = _once(options.cache / name, lambda place: _select(place, annotations, options))
     train, val = (Split(images=images, annotations=folder / f"{name}.json") for name in ("train", "val"))
-    for path in (*_files(train), *_files(val)):
+    try:
+        files = [*_files(train), *_files(val)]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SystemExit(f"--cache: {folder} cannot be used ({error!r}): remove it") from error
+    for path in files:
         if not path.is_file():
             raise SystemExit(f"{path} is missing: remove {folder} if images were deleted, or complete --images")
     return train, val
@@ -171,15 +183,15 @@ def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
     if not folder.exists():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
+            place = Path(mkdtemp(prefix=folder.name, dir=folder.parent))
         except OSError as error:
             raise SystemExit(f"--cache: {error.strerror}: {folder.parent}") from error
-        place = Path(mkdtemp(prefix=folder.name, dir=folder.parent))
         try:
             fill(place)
             place.rename(folder)
-        except OSError:
+        except OSError as error:
             if not folder.exists():  # else another process was first
-                raise
+                raise SystemExit(f"--cache: {error.strerror}: {folder}") from error
         finally:
             shutil.rmtree(place, ignore_errors=True)
     return folder
@@ -189,11 +201,11 @@ def _select(folder: Path, annotations: Path, options: Options) -> None:
     """Write the annotations of the first images, by name, and of those after them."""
     try:
         everything = json.loads(annotations.read_bytes())
-        ordered = sorted(everything["images"], key=lambda image: image["file_name"])
-        known = [(one["image_id"], one) for one in everything["annotations"]]
-        categories = everything["categories"]
-    except (ValueError, TypeError, KeyError) as error:
-        raise SystemExit(f"--annotations: {annotations} is no COCO file: {error!r}") from error
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--annotations: {annotations} {NO_COCO}: {error}") from error
+    for fault in _faults(everything):
+        raise SystemExit(f"--annotations: {annotations} {NO_COCO}: {fault}")
+    ordered = sorted(everything["images"], key=lambda image: image["file_name"])
     needed = options.num_train + options.num_val
     if len(ordered) < needed:
         raise SystemExit(
@@ -201,8 +213,62 @@ def _select(folder: Path, annotations: Path, options: Options) -> None:
         )
     for name, images in (("train", ordered[: options.num_train]), ("val", ordered[options.num_train : needed])):
         ids = {image["id"] for image in images}
-        of_images = [one for image_id, one in known if image_id in ids]
-        _write(folder / f"{name}.json", images=images, annotations=of_images, categories=categories)
+        of_images = [one for one in everything["annotations"] if one["image_id"] in ids]
+        _write(folder / f"{name}.json", images=images, annotations=of_images, categories=everything["categories"])
+
+
+def _faults(everything: Any) -> Iterator[str]:
+    """Yield what is not as COCO has it, of all that the trainer will read: whoever goes on after one may fail."""
+    if not isinstance(everything, dict):
+        yield "it holds no object"
+    for name, fields in COCO_FIELDS.items():
+        if not isinstance(everything.get(name), list):
+            yield f"it has no list {name!r}"
+        for place, one in enumerate(everything[name]):
+            for field, (is_right, what) in fields.items():
+                if not (isinstance(one, dict) and is_right(one.get(field))):
+                    yield f"{name}[{place}] has no {field!r} that is {what}"
+    yield from _contradictions(everything)
+
+
+def _contradictions(everything: dict[str, Any]) -> Iterator[str]:
+    """Yield what does not go together, where every field is sound."""
+    known = {one["id"] for one in everything["categories"]}
+    if not 0 < len(known) <= NUM_CLASSES:
+        yield f"it has {len(known)} categories, the detector 1 to {NUM_CLASSES}"
+    if len({one["id"] for one in everything["images"]}) < len(everything["images"]):
+        yield "two images have the same 'id'"
+    for place, one in enumerate(everything["annotations"]):
+        if one["category_id"] not in known:
+            yield f"annotations[{place}] is of category {one['category_id']}, which is not listed"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_extent(value: Any) -> bool:
+    return _is_whole(value) and value > 0
+
+
+def _is_box(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 4:
+        return False
+    return all(isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one) for one in value)
+
+
+WHOLE = (_is_whole, "a whole number")
+EXTENT = (_is_extent, "a number of pixels")
+COCO_FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "images": {
+        "id": WHOLE,
+        "file_name": (lambda value: isinstance(value, str), "a text"),
+        "width": EXTENT,
+        "height": EXTENT,
+    },
+    "categories": {"id": WHOLE},
+    "annotations": {"image_id": WHOLE, "category_id": WHOLE, "bbox": (_is_box, "four numbers")},
+}
 
 
 def _generate(folder: Path, options: Options) -> None:

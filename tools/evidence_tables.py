@@ -9,6 +9,7 @@ import argparse
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ BLOCK = re.compile(
     r"(?P<begin><!-- figures: (?P<words>[^\n]*?) -->\n)(?P<body>.*?)(?P<end><!-- end of figures -->)", re.DOTALL
 )
 BEGIN = "<!-- figures:"
+# What `tools/rehash.py` says of a value and of a part that it found equal, and at the end.
+EQUAL = re.compile(r"equal +run (?P<run>\d+) process (?P<process>\d+)  (?P<part>.+?)  .+")
+ALL_EQUAL = "all equal"
 SMALLEST_REST = 0.0005  # of the wall: what lies between marks is often less than a digit
 DASH = "\N{EN DASH}"
 # The rows of the fit's table.
@@ -98,8 +102,9 @@ def paired_table(compared: Compared) -> list[str]:
         if metric is not None and metric.effect is not None:
             effect = metric.effect
             spans = [interval(effect.low, effect.high), interval(effect.t_low, effect.t_high)]
-            rows.append([metric_name(name), str(effect.n), percent(effect.median), *spans])
-    lines = _table(["change within pairs, %", "pairs", "median", "range", "95 % t of the mean"], rows)
+            means = [percent(effect.median), percent(effect.mean)]
+            rows.append([metric_name(name), str(effect.n), *means, *spans])
+    lines = _table(["change within pairs, %", "pairs", "median", "mean", "range", "95 % t of the mean"], rows)
     each = []
     for pair, base, other in compared.pairs():
         change = pair.effects.get("wall") if _went_well(base, other) else None
@@ -139,9 +144,10 @@ def share_table(compared: Compared) -> list[str]:
         cells = [_share(compared.included(side), optimizer, step) for side in (0, 1)]
         if any(cell != "-" for cell in cells):
             rows.append([where, *cells])
-    rests = [_rest(compared.included(side)) for side in (0, 1)]
-    if any(cell != "-" for cell in rests):
-        rows.append(["the rest of a step on the host, ms", *rests])
+    for what, of_run in (("the optimizer's part", _optimizer), ("the rest", _rest)):
+        cells = [_milliseconds(map(of_run, compared.included(side))) for side in (0, 1)]
+        if any(cell != "-" for cell in cells):
+            rows.append([f"{what} of a step on the host, ms", *cells])
     return _table(["optimizer's time of the step's, median (range of runs)", *compared.arms], rows)
 
 
@@ -186,7 +192,7 @@ def energy_table(compared: Compared) -> list[str]:
         energy = f"{median(values):.1f} ({min(values):.1f}{DASH}{max(values):.1f})" if values else "-"
         sources = ", ".join(sorted({one.source.replace("_", " ") for one in known})) or "-"
         rows.append([arm, energy, f"{max(bounds):.1f}" if bounds else "-", sources])
-    return _table(["arm", "J in the fit, median (range)", "bound of a reading, J", "source"], rows)
+    return _table(["arm", "J in the fit, median (range)", "largest bound of a run, J", "source"], rows)
 
 
 def capture_table(compared: Compared) -> list[str]:
@@ -228,7 +234,9 @@ def rehash_table(compared: Compared) -> list[str]:
     kept = Path(compared.report.path).with_suffix(".rehash.txt")
     if not kept.exists():
         return [f"{NOT_MEASURED} `{kept.name}`."]
-    *_, last = kept.read_text(encoding="utf-8").strip().splitlines() or [""]
+    *lines, last = kept.read_text(encoding="utf-8").strip().splitlines() or [""]
+    if last == ALL_EQUAL and not _is_whole_pair(lines, compared.report):
+        raise UnusableError(f"{kept.name}: it does not have every value of a pair of {compared.report.path} as equal")
     return [f"> {last}", "", f"Every part: [{kept.name}]({kept.name})."]
 
 
@@ -334,6 +342,21 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}", *lines] if lines else []
 
 
+def _is_whole_pair(lines: Sequence[str], report: Report) -> bool:
+    """Whether the lines are one for each value, and one for each part, of what the runs of one pair ended with."""
+    matches = [EQUAL.fullmatch(line) for line in lines]
+    found = Counter((int(one["run"]), int(one["process"]), one["part"]) for one in matches if one)
+    whole = [
+        {
+            (state.run, state.process, state.part): len(state.tensors) + 1
+            for state in report.states
+            if state.run in pair.runs
+        }
+        for pair in report.pairs
+    ]
+    return None not in matches and bool(found) and found in whole
+
+
 def _short(word: str) -> str:
     """Return a word of a command, of a path on the measuring machine only the name."""
     return Path(word).name if Path(word).is_absolute() else word
@@ -386,11 +409,20 @@ def _share(runs: Sequence[Run], optimizer: str, step: str) -> str:
     return f"{median(shares):.1%} ({min(shares):.1%}{DASH}{max(shares):.1%})" if shares else "-"
 
 
-def _rest(runs: Sequence[Run]) -> str:
-    """Return what a step takes beside the optimizer's, over runs, in ms."""
-    both = [(_value(run, "optimizer_time_median"), _value(run, "step_time_median")) for run in runs]
-    rests = [1e3 * (whole - part) for part, whole in both if part is not None and whole]
-    return f"{median(rests):.1f} ({min(rests):.1f}{DASH}{max(rests):.1f})" if rests else "-"
+def _optimizer(run: Run) -> float | None:
+    return _value(run, "optimizer_time_median")
+
+
+def _rest(run: Run) -> float | None:
+    """Return the seconds that a step takes beside the optimizer's."""
+    part, whole = _optimizer(run), _value(run, "step_time_median")
+    return whole - part if part is not None and whole else None
+
+
+def _milliseconds(seconds: Iterable[float | None]) -> str:
+    """Return median and range over runs."""
+    known = [1e3 * one for one in seconds if one is not None]
+    return f"{median(known):.1f} ({min(known):.1f}{DASH}{max(known):.1f})" if known else "-"
 
 
 def _last_account(runs: Sequence[Run]) -> MemoryAccount | None:

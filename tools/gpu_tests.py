@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -60,7 +61,7 @@ def run(output: Path, arguments: list[str]) -> int:
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "command": "make test-gpu",
+        "command": shlex.join(["python", "tools/gpu_tests.py", *arguments]),
         "tests": [argument for argument in arguments if argument.startswith("tests/")] or ["tests"],
         "passed": counts.outcomes["passed"],
         "skipped": counts.outcomes["skipped"],

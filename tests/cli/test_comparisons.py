@@ -47,7 +47,7 @@ verdict   sgd is faster, not the same computation: -20.03 % wall on average over
 warning   order: muon began 6 pairs and again 0, so what a first run leaves to the second was not
           tested: that takes two of each
 
-control   muon against itself: +0.02 % [-0.23, +0.26] wall, n = 6: what the machine does to equal
+control   muon against itself: +0.02 % [-0.23, +0.26] % wall, n = 6: what the machine does to equal
           runs
 """
 
@@ -89,12 +89,14 @@ def test_comparisons_follow_each_other(path: Path) -> None:
 def test_a_base_that_differs_from_itself_is_told_above_the_verdict(path: Path) -> None:
     """The warning has the control's interval, the verdict says that it is none, and the noise floor is shown."""
     text = _flat(_show(write_arms(path, [BASE, TUNED, CONTROL], [*FASTER, *LOUD])))
-    warning = "warning control: over 6 pairs muon differs from itself by +10.02 % [+9.77, +10.26] in wall: the machine"
+    warning = (
+        "warning control: over 6 pairs muon differs from itself by +10.02 % [+9.77, +10.26] % in wall: the machine"
+    )
     verdict = "verdict inconclusive: the 95 % interval ["
     assert 0 < text.index(warning) < text.index(verdict)
     assert "but the base differs from itself: the machine shows a difference where there is none; find what" in text
     assert text.endswith(
-        "control muon against itself: +10.02 % [+9.77, +10.26] wall, n = 6: what the machine does to equal runs"
+        "control muon against itself: +10.02 % [+9.77, +10.26] % wall, n = 6: what the machine does to equal runs"
     )
 
 

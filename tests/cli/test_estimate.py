@@ -105,6 +105,22 @@ for step in range(1, {num_others} + 1):
 time.sleep(60)
 """
 
+# Leaves the ring of a program that takes five steps, and goes on after it was interrupted.
+GOES_ON = """
+import os, signal, time
+from pathlib import Path
+from lucid_profiler.ring import RingWriter
+
+heard = []
+signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+ring = RingWriter(Path(os.environ["LUCID_RUN_DIR"]) / f"steps-{os.getpid()}.ring")
+for step in range(1, 6):
+    ring.write(time.monotonic_ns(), time.monotonic_ns() + 1, 0, step=step)
+while not heard:
+    time.sleep(0.01)
+open("done", "w").close()
+"""
+
 
 def group(**fields: Any) -> dict[str, Any]:
     """Return a group of a capture report."""
@@ -247,8 +263,27 @@ def test_a_time_limit_ends_a_program_politely(lucid: Lucid) -> None:
     ran = estimate(lucid, script, "--timeout", "1.5")
     assert ran.code == 0
     assert (lucid.directory / "saved").exists()
-    assert "ended by lucid at its time limit of 1.5 s" in text_of(ran)
+    assert "ran to its end with status 0; lucid had interrupted it at its time limit of 1.5 s" in text_of(ran)
     assert "verdict cannot say: no optimizer step was seen" in text_of(ran)
+
+
+def test_a_program_that_goes_on_ran_to_its_end(lucid: Lucid) -> None:
+    """It was asked to stop, and heard it, but lucid has not ended it."""
+    ran = estimate(lucid, GOES_ON, "--steps", "5", "--timeout", "20")
+    assert ran.code == 0
+    assert (lucid.directory / "done").exists()
+    words = "ran to its end with status 0; lucid had interrupted it after the 5 steps asked for"
+    assert words in text_of(ran)
+    assert words in ran.err
+    assert "ended by lucid" not in ran.out + ran.err
+
+
+def test_a_program_that_a_signal_ended_was_ended_by_lucid(lucid: Lucid) -> None:
+    """And one that says with its status that it did not come to its end."""
+    for ending in ("os.kill(os.getpid(), signal.SIGKILL)", "sys.exit(3)"):
+        ran = estimate(lucid, f"{GOES_ON}\nimport os, sys\n{ending}", "--steps", "5", "--timeout", "20")
+        assert ran.code == 0
+        assert "ended by lucid after the 5 steps asked for" in text_of(ran)
 
 
 def test_a_program_can_be_ended_where_interrupts_are_ignored(lucid: Lucid) -> None:

@@ -117,6 +117,27 @@ def test_the_rest_shrinks_while_a_run_goes_on() -> None:
     assert estimate.done(500.0) == pytest.approx(2 / 4)
 
 
+def test_the_first_run_has_no_pause_before_it_and_all_others_have() -> None:
+    """Each run that is to come takes its pause and its own time."""
+    estimate = Estimate(6, pause_s=4.0)
+    estimate.add(1.0, discarded=True, succeeded=True)
+    assert estimate.left_s() == pytest.approx(5 * 5.0)
+    assert estimate.left_s(3.0) == pytest.approx(5 * 5.0 - 3.0)
+    estimate.add(5.0, discarded=True, succeeded=True)
+    assert estimate.left_s() == pytest.approx(4 * 5.0)
+    failed = Estimate(3, pause_s=4.0)
+    failed.add(1.0, discarded=True, succeeded=False)
+    failed.add(5.0, discarded=False, succeeded=True)
+    assert failed.left_s() == pytest.approx(5.0)
+
+
+def test_the_first_line_counts_the_pauses_to_come(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three runs and pauses are left; the pause before the second run has not been seen yet."""
+    with Progress(4, cool_down_s=20.0) as progress:
+        end(progress, 0, 2.0)
+    assert capsys.readouterr().err == "run 1 of 4  pair 0  native  2.00 s  about 66 s left\n"
+
+
 def test_after_the_last_run_nothing_remains() -> None:
     """Its line has no estimate."""
     estimate = Estimate(1)

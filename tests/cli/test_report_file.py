@@ -1,11 +1,12 @@
-"""The file of a report: it is not another's, has a name of its own, and is still there at the end."""
+"""The file of a report: it is not another's, has a name of its own, and is still there and whole at the end."""
 
+import re
 from pathlib import Path
 
 import click
 import pytest
 
-from cli.harness import Lucid
+from cli.harness import Lucid, wait_for
 from lucid_cli.report_file import ReportFile
 from lucid_profiler.writer import Writer
 
@@ -18,7 +19,9 @@ until [ -s report.jsonl ]; do sleep 0.01; done
 echo {code} > done
 """
 REMOVE, MOVE, REPLACE = "rm report.jsonl", "mv report.jsonl moved.jsonl", "echo x > other; mv other report.jsonl"
+TRUNCATE, WRITE = ": > report.jsonl", "echo hello >> report.jsonl"
 LOST = "the report was deleted or replaced while it was being written; its records are lost"
+DAMAGED = "the report was truncated or written to by another program while it was being written"
 OPTIONS = ("--pairs", "2", "--interval", "0")
 
 
@@ -74,6 +77,63 @@ def test_a_report_that_was_deleted_is_an_error_of_the_environment(lucid: Lucid, 
     assert ran.err.index("Warning: ") < ran.err.index("run 2 of 6")
     assert "verdict   " in ran.out
     assert not lucid.report.exists() or lucid.report.read_text() == "x\n"
+
+
+@pytest.mark.parametrize(("action", "code"), [(TRUNCATE, 0), (WRITE, 0), (TRUNCATE, 3)])
+def test_a_report_that_another_program_changes_is_an_error_of_the_environment(
+    lucid: Lucid, action: str, code: int
+) -> None:
+    """As one that was deleted, since it cannot be read afterwards; the table is printed."""
+    name = lucid.script(CHILD.format(action=action, code=code), "child.sh")
+    ran = lucid("profile", "run", *OPTIONS, "--keep-going", "-o", "report.jsonl", "--", "sh", name)
+    assert ran.code == 9
+    last = ran.err.splitlines()[-1]
+    assert re.fullmatch(rf"Error: report\.jsonl: {DAMAGED}; it is damaged: \d+ bytes where \d+ were written", last)
+    assert ran.err.count(f"Warning: report.jsonl: {DAMAGED}") == 1
+    assert ran.err.index("Warning: ") < ran.err.index("run 2 of 6")
+    assert "verdict   " in ran.out
+    assert lucid("report", "validate", "report.jsonl").code == 7
+
+
+def test_a_report_that_is_taken_up_is_watched_too(lucid: Lucid) -> None:
+    """The bytes that stood in it before count."""
+    wait = "until [ -s report.jsonl ]; do sleep 0.01; done; touch ready; exec sleep 60"
+    process = lucid.start("profile", "run", *OPTIONS, "-o", "report.jsonl", "--", "sh", lucid.script(wait, "child.sh"))
+    wait_for(lucid.directory / "ready")
+    process.kill()
+    process.communicate(timeout=20)
+    wait = "until grep -q same_devices report.jsonl; do sleep 0.01; done"
+    lucid.script(f"[ -e done ] && exit\n{wait}\necho hello >> report.jsonl\ntouch done\n", "child.sh")
+    ran = lucid("profile", "run", "--resume", "report.jsonl")
+    assert ran.code == 9
+    kinds = re.findall(rf"^(.*): {re.escape(str(lucid.report.resolve()))}: {DAMAGED}", ran.err, re.MULTILINE)
+    assert kinds == ["Warning", "Error"]
+
+
+@pytest.mark.parametrize("options", [(), ("--save-state", "0")])
+def test_values_that_an_earlier_report_kept_are_in_the_way(lucid: Lucid, options: tuple[str, ...]) -> None:
+    """They would be taken for those of the new report; refused before anything runs, and report and values stay."""
+    kept = lucid.directory / "report.jsonl.state" / "run0-native"
+    kept.mkdir(parents=True)
+    lucid.report.write_text("mine")
+    ran = lucid.profile("touch", "ran", options=options)
+    assert (ran.code, ran.out) == (2, "")
+    words = "report.jsonl.state exists already, with the values of an earlier report; move or remove it"
+    assert words in " ".join(ran.err.split())
+    assert not (lucid.directory / "ran").exists()
+    assert (lucid.report.read_text(), kept.exists()) == ("mine", True)
+
+
+def test_where_no_report_can_be_made_the_environment_is_to_blame(tmp_path: Path) -> None:
+    """9, as for the log of `attach`, where the user has named no file; a file that was named in vain is 2."""
+    nowhere = Lucid(Path("/proc"))  # where nobody makes a file, root neither
+    ran = nowhere("profile", "run", "--", "touch", str(tmp_path / "ran"), env={"TMPDIR": str(tmp_path)})
+    assert (ran.code, ran.out) == (9, "")
+    (line,) = ran.err.splitlines()
+    assert re.fullmatch(r"Error: the report lucid-.*\.jsonl cannot be written: .*; name a file elsewhere with -o", line)
+    named = nowhere("profile", "run", "-o", "x.jsonl", "--", "touch", str(tmp_path / "ran"))
+    assert (named.code, "the report x.jsonl cannot be written" in named.err) == (2, True)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_report_that_was_moved_is_named_and_whole(lucid: Lucid) -> None:

@@ -122,7 +122,7 @@ def test_markdown_says_of_how_many_pairs_a_value_is(tmp_path: Path) -> None:
     shown = replace(report, runs=runs)
     (table,) = markdown_tables(shown, analyze_all(shown))
     assert [note for note in table.notes if "without a value" in note] == [
-        "CPU time: 1 of 5 pairs without a value (nothing was read at that time (1))"
+        "CPU time: 1 of 5 pairs without a value (nothing, or too little, was read at that time (1))"
     ]
 
 

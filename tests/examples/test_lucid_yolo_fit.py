@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,15 +132,59 @@ def test_a_missing_image_is_told_before_the_fit(example: Any, tmp_path: Path) ->
             example.prepare(options)
 
 
-@pytest.mark.parametrize("text", ["[1", "[]", "{}", '{"images": [{}], "annotations": [], "categories": []}'])
-def test_annotations_that_are_none_are_told(text: str, example: Any, tmp_path: Path) -> None:
-    """Before anything stays in the cache."""
+IMAGE = {"id": 1, "file_name": "1.jpg", "width": 8, "height": 8}
+BOX = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("contents", "why"),
+    [
+        ("[1", "Expecting"),
+        ("[]", "it holds no object"),
+        ("{}", "it has no list 'images'"),
+        ({"images": {}}, "it has no list 'images'"),
+        ({"images": [None]}, r"images\[0\] has no 'id' that is a whole number"),
+        ({"images": [IMAGE, {"file_name": "1.jpg"}]}, r"images\[1\] has no 'id' that is a whole number"),
+        ({"images": [IMAGE | {"id": True}]}, r"images\[0\] has no 'id' that is a whole number"),
+        ({"images": [IMAGE | {"file_name": 1}]}, r"images\[0\] has no 'file_name' that is a text"),
+        ({"images": [IMAGE | {"height": 0}]}, r"images\[0\] has no 'height' that is a number of pixels"),
+        ({"images": [IMAGE, IMAGE]}, "two images have the same 'id'"),
+        ({"categories": []}, "it has 0 categories, the detector 1 to 80"),
+        ({"categories": [{"id": number} for number in range(81)]}, "it has 81 categories, the detector 1 to 80"),
+        ({"categories": [{"name": "a"}]}, r"categories\[0\] has no 'id' that is a whole number"),
+        ({"annotations": [BOX | {"image_id": [1]}]}, r"annotations\[0\] has no 'image_id' that is a whole number"),
+        ({"annotations": [BOX | {"bbox": [0, 0]}]}, r"annotations\[0\] has no 'bbox' that is four numbers"),
+        ({"annotations": [BOX | {"bbox": [0, 0, 1, math.nan]}]}, r"annotations\[0\] has no 'bbox'"),
+        ({"annotations": [BOX, {"image_id": 1, "caption": "a"}]}, r"annotations\[1\] has no 'category_id'"),
+        ({"annotations": [BOX | {"category_id": 2}]}, r"annotations\[0\] is of category 2, which is not listed"),
+    ],
+)
+def test_annotations_that_are_none_are_told(contents: Any, why: str, example: Any, tmp_path: Path) -> None:
+    """With what is wrong and where, before anything stays in the cache."""
     file = tmp_path / "instances.json"
-    file.write_text(text)
+    whole = {"images": [IMAGE], "annotations": [BOX], "categories": [{"id": 1}]}
+    file.write_text(contents if isinstance(contents, str) else json.dumps(whole | contents))
     words = ["--images", str(tmp_path), "--annotations", str(file), "--cache", str(tmp_path / "cache")]
-    with pytest.raises(SystemExit, match="is no COCO file"):
+    with pytest.raises(SystemExit, match=f"is no file of COCO's instances: {why}"):
         example.prepare(example.parse([*FEW, *words]))
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("contents", ['{"images": [', "[]", "{}"])
+def test_prepared_data_that_were_cut_off_are_told(contents: str, example: Any, tmp_path: Path) -> None:
+    """With what to remove."""
+    options = example.parse([*FEW, "--cache", str(tmp_path)])
+    train, _ = example.prepare(options)
+    train.annotations.write_text(contents)
+    with pytest.raises(SystemExit, match=f"--cache: {tmp_path}/generated-.* cannot be used .*: remove it"):
+        example.prepare(options)
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc")
+def test_a_cache_in_which_nothing_can_be_made_is_told(example: Any) -> None:
+    """As one that is no folder."""
+    with pytest.raises(SystemExit, match=r"--cache: .*: /proc$"):
+        example.prepare(example.parse([*FEW, "--cache", "/proc"]))
 
 
 def test_a_cache_that_is_no_folder_is_told(example: Any, tmp_path: Path) -> None:
@@ -179,6 +224,8 @@ def test_the_optimizer_comes_from_the_option_else_from_the_environment(
         (["--epochs", "0"], None),
         (["--epochs", "x"], None),
         (["--seed", "-1"], None),
+        (["--seed", str(2**32)], None),
+        (["--size", "63"], None),
         (["--optimizer", "adam"], None),
         ([], "adam"),
     ],

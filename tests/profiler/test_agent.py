@@ -14,7 +14,7 @@ import torch
 import lucid_profiler
 from lucid_profiler import jsonio, snapshot
 from lucid_profiler.codec import from_plain, to_plain
-from lucid_profiler.collect import Observation, observe
+from lucid_profiler.collect import NO_ROOM, Observation, observe
 from lucid_profiler.device_times import DeviceTimes, read_device_times
 from lucid_profiler.entries import AllocatorEntry, DeviceTimesEntry, NonfiniteEntry
 from lucid_profiler.hooks import TorchHooks
@@ -481,6 +481,34 @@ def test_after_an_abrupt_exit_the_steps_are_readable(tmp_path: Path) -> None:
     assert (profiled.seen.agent.num_steps, profiled.seen.states) == (5, ())
     assert profiled.seen.wall.source == "steps"
     assert profiled.seen.metrics["peak_allocated"].reason == "not_finished"
+
+
+def test_the_phases_of_an_interval_outlive_an_abrupt_exit(tmp_path: Path) -> None:
+    """They are written down with the interval, the last one until its end."""
+    profiled = _profile(
+        tmp_path,
+        "import os, lucid_profiler\nwith lucid_profiler.fit():\n    lucid_profiler.mark('load')\n"
+        "    lucid_profiler.mark('train')\nos._exit(0)",
+    )
+    wall, (load, train) = profiled.seen.wall, profiled.seen.phases
+    assert wall.source == "fit"
+    assert (load.name, train.name) == ("load", "train")
+    assert wall.begin_ns <= load.begin_ns <= load.end_ns == train.begin_ns <= train.end_ns == wall.end_ns
+
+
+def test_an_agent_that_can_write_no_more_is_told_from_an_abrupt_exit(tmp_path: Path) -> None:
+    """It is an error with its likely cause, also where not even the error could be written down."""
+    profiled = _profile(
+        tmp_path,
+        "import resource, torch\np = torch.zeros(1, requires_grad=True)\np.grad = torch.ones(1)\n"
+        "optimizer = torch.optim.SGD([p], lr=0.1)\n[optimizer.step() for _ in range(3)]\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
+    )
+    assert profiled.done.returncode == 0
+    assert profiled.seen.metrics["peak_allocated"].reason == "agent_cut_off"
+    assert f"agent: {NO_ROOM}" in profiled.seen.notes
+    assert profiled.seen.agent.num_errors == 1
+    assert profiled.seen.agent.num_steps == 3
 
 
 def test_a_script_without_torch_is_timed_as_a_process(tmp_path: Path) -> None:

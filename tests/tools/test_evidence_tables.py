@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tools.evidence_tables import NOT_MEASURED, TABLES, Compared, main
+from tools.evidence_tables import NOT_MEASURED, TABLES, Compared, UnusableError, main
 
 from cli.reports import FLIPPED, WALLS, write_report
 from lucid_profiler.compare import analyze
@@ -64,7 +64,7 @@ def test_a_metric_that_some_pairs_lack_says_of_how_many_it_is(report: Report) ->
 def test_the_paired_figures_have_the_change_of_all_pairs_and_of_each(report: Report) -> None:
     """Median, smallest and largest, interval; then seconds and change a pair."""
     lines = TABLES["paired"](compared(report))
-    assert lines[2].startswith("| wall | 5 | -10.01 | [-10.30, -9.63] |")
+    assert lines[2].startswith("| wall | 5 | -10.01 | -9.96 | [-10.30, -9.63] |")
     assert lines[-5] == "| 0 | 120.850 | 108.750 | -10.01 |"
     assert len(lines[-5:]) == len(WALLS)
 
@@ -138,9 +138,12 @@ def test_what_is_left_of_a_step_is_told_in_milliseconds(report: Report) -> None:
         times = {name: Metric(value=value, unit="s") for name, value in zip(names, seconds, strict=True)}
         return replace(run, metrics={**run.metrics, **times})
 
-    *_, last = TABLES["share"](with_runs(report, timed))
+    *_, optimizer, rest = TABLES["share"](with_runs(report, timed))
     dash = "\N{EN DASH}"
-    assert last == f"| the rest of a step on the host, ms | 80.0 (80.0{dash}80.0) | 88.0 (88.0{dash}88.0) |"
+    assert (
+        optimizer == f"| the optimizer's part of a step on the host, ms | 20.0 (20.0{dash}20.0) | 2.0 (2.0{dash}2.0) |"
+    )
+    assert rest == f"| the rest of a step on the host, ms | 80.0 (80.0{dash}80.0) | 88.0 (88.0{dash}88.0) |"
 
 
 def test_a_step_that_holds_its_closure_has_no_part_of_the_optimizer_s(report: Report) -> None:
@@ -234,8 +237,44 @@ def test_a_report_that_was_taken_up_again_or_cut_short_says_so(tmp_path: Path) -
 def test_what_rehashing_said_is_quoted_from_beside_the_report(report: Report, tmp_path: Path) -> None:
     """Its last line, and that there is none."""
     assert TABLES["rehash"](compared(report)) == [f"{NOT_MEASURED} `fit.rehash.txt`."]
-    (tmp_path / "fit.rehash.txt").write_text("part 1\nall equal\n")
+    kept = tmp_path / "fit.rehash.txt"
+    kept.write_text("\n".join([*rehashed(report, 1), "all equal\n"]))
     assert TABLES["rehash"](compared(report))[0] == "> all equal"
+    kept.write_text("different  run 1 process 0  model\ndifferent\n")
+    assert TABLES["rehash"](compared(report))[0] == "> different"
+
+
+def rehashed(report: Report, pair: int) -> list[str]:
+    """Return what rehashing says of the values of a pair."""
+    states = [state for state in report.states if state.run in report.pairs[pair].runs]
+    return [
+        f"equal      run {state.run} process 0  {state.part}  {what}"
+        for state in states
+        for what in (*(f"{name}  float64[2]" for name in state.tensors), "2 tensors and values")
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [],
+        lambda lines: lines[:-1],
+        lambda lines: [*lines, lines[0]],
+        lambda lines: [lines[0].replace("equal", "different"), *lines[1:]],
+        lambda lines: [line for line in lines if " run 2 " in line],
+        lambda lines: [line.replace("run 2", "run 5") for line in lines],
+    ],
+    ids=["nothing", "one less", "one twice", "one different", "half of a pair", "of two pairs"],
+)
+def test_rehashing_that_does_not_have_every_value_of_a_pair_is_refused(
+    change: Callable[[list[str]], list[str]], report: Report, tmp_path: Path
+) -> None:
+    """Whatever its last line says."""
+    lines = rehashed(report, 1)
+    assert {" run 2 ", " run 3 "} == {word for word in (" run 2 ", " run 3 ") if any(word in line for line in lines)}
+    (tmp_path / "fit.rehash.txt").write_text("\n".join([*change(lines), "all equal\n"]))
+    with pytest.raises(UnusableError, match=r"^fit\.rehash\.txt: it does not have every value of a pair of "):
+        TABLES["rehash"](compared(report))
 
 
 def test_a_part_of_a_report_is_no_evidence(report: Report, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

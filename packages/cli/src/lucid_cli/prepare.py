@@ -70,7 +70,8 @@ def prepare(words: tuple[str, ...], options: Mapping[str, Any]) -> Prepared:
     Raises:
         UsageError: they contradict each other, or the report cannot be written.
         CannotStartError: the command has no program.
-        EnvironmentUnusableError: what the built-in fit needs is missing.
+        EnvironmentUnusableError: what the built-in fit needs is missing, or no report can be made in the working
+            directory.
     """
     _check_agent(options)
     _warn_of_descriptors(words)
@@ -110,9 +111,11 @@ def prepare(words: tuple[str, ...], options: Mapping[str, Any]) -> Prepared:
         refuse_taken(name, overwrite=options["overwrite"])
         file = None
     else:
-        file = ReportFile(name, overwrite=options["overwrite"])
+        file = ReportFile(name, overwrite=options["overwrite"], is_named=options["output"] is not None)
+    saved_dir = _saved_dir(name)
     if plan.saved_pair is not None:
-        plan = replace(plan, saved_dir=_saved_dir(name, plan.saved_pair, plan))
+        _check_saved_pair(plan.saved_pair, plan)
+        plan = replace(plan, saved_dir=saved_dir)
     host = host_env(settings, nvml)
 
     def open_file() -> Writer:
@@ -205,19 +208,25 @@ def _warn_of_descriptors(words: tuple[str, ...]) -> None:
         )
 
 
-def _saved_dir(report: str, pair: int, plan: Plan) -> Path:
+def _saved_dir(report: str) -> Path:
     """Return the directory for the values of a pair, which is made when there are some.
 
     Raises:
-        UsageError: there is no such pair, or something has that name.
+        UsageError: something has that name; values in it would be taken for those of this report.
     """
+    directory = Path(f"{report}.state").absolute()
+    if os.path.lexists(directory):
+        raise click.UsageError(
+            f"{directory.name} exists already, with the values of an earlier report; move or remove it, or name "
+            "another report with -o"
+        )
+    return directory
+
+
+def _check_saved_pair(pair: int, plan: Plan) -> None:
     last = max(slot.pair for slot in plan.slots)
     if pair > last:
         raise click.UsageError(f"--save-state {pair}: pairs go from 0 to {last}, discarded ones first")
-    directory = Path(f"{report}.state").absolute()
-    if directory.exists():
-        raise click.UsageError(f"{directory.name} exists already; remove it, or name another report with -o")
-    return directory
 
 
 def read_stdin() -> IO[bytes]:

@@ -30,14 +30,15 @@ class Progress:
 
     Args:
         num_slots: runs in all.
+        cool_down_s: pause between two of them.
         copies_output: whether the output of the runs goes to standard error too; then there is no live line, because
             nothing can tell where on the terminal a program that draws progress of its own has left the cursor.
     """
 
-    def __init__(self, num_slots: int, *, copies_output: bool = False) -> None:
+    def __init__(self, num_slots: int, *, cool_down_s: float = 0.0, copies_output: bool = False) -> None:
         self._num_slots = num_slots
         self._num_ended = 0
-        self._estimate = Estimate(num_slots)
+        self._estimate = Estimate(num_slots, pause_s=cool_down_s)
         self._last_end_s: float | None = None
         self._line = None if copies_output else _open_line()
 

@@ -21,18 +21,21 @@ class Estimate:
 
     Args:
         num_runs: runs in all.
+        pause_s: how long the machine cools down before each of them but the first.
     """
 
-    def __init__(self, num_runs: int) -> None:
+    def __init__(self, num_runs: int, *, pause_s: float = 0.0) -> None:
         self._num_runs = self._num_left = num_runs
+        self._pause_s = pause_s
         self._discarded: list[float] = []
         self._measured: list[float] = []
 
     def add(self, seconds: float, *, discarded: bool, succeeded: bool) -> None:
-        """Take note of a run, with the pause before it."""
+        """Take note of a run, with the pause before it; the first has none, and stands for others that have."""
+        is_first = self._num_left == self._num_runs
         self._num_left -= 1
         if succeeded:
-            (self._discarded if discarded else self._measured).append(seconds)
+            (self._discarded if discarded else self._measured).append(seconds + self._pause_s * is_first)
 
     def left_s(self, since_last_s: float = 0.0) -> float | None:
         """Return the time that remains so long after the end of the last run; None if nothing is known of it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from lucid_cli.special_files import unwritable_kind
+from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.writer import Writer, lock
 
 __all__ = ["ReportFile", "refuse_taken"]
@@ -76,12 +77,14 @@ class ReportFile:
     Args:
         path: where it goes.
         overwrite: whether to replace a file.
+        is_named: whether the user chose the name, so that another may be wanted where it cannot be written.
 
     Raises:
         UsageError: it cannot be written, another lucid is writing it, or it exists and is not to be replaced.
+        EnvironmentUnusableError: it cannot be written, and the user has not named it.
     """
 
-    def __init__(self, path: str, *, overwrite: bool) -> None:
+    def __init__(self, path: str, *, overwrite: bool, is_named: bool = True) -> None:
         refuse_taken(path, overwrite=overwrite)
         self.path = path
         self._overwrite = overwrite
@@ -93,7 +96,10 @@ class ReportFile:
         except BlockingIOError as error:
             raise _busy(path) from error
         except OSError as error:
-            raise click.UsageError(f"the report {path} cannot be written: {error.strerror}") from error
+            words = f"the report {path} cannot be written: {error.strerror}"
+            if is_named:
+                raise click.UsageError(words) from error
+            raise EnvironmentUnusableError(f"{words}; name a file elsewhere with -o") from error
 
     def open(self) -> Writer:
         """Begin the report; what the file held before is lost.

@@ -40,7 +40,9 @@ from lucid_profiler.ring import StepRecord
 from lucid_profiler.session import AUTOMATIC_PARTS
 from lucid_profiler.traces import ProcessTrace, canonical_order, have_ranks, read_traces, start_order
 
-__all__ = ["Observation", "observe"]
+__all__ = ["NO_ROOM", "Observation", "observe"]
+
+NO_ROOM = "it could not write into the run's directory, and so not what went wrong either: is the disk of TMPDIR full?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,13 @@ def observe(
     phases, env = first.last(PhasesEntry), first.last(EnvEntry) or EnvEntry()
     return Observation(
         wall=wall,
-        metrics=_metrics(traces, wall, no_agent=None if loaded else no_agent, max_rss_bytes=max_rss_bytes),
+        metrics=_metrics(
+            traces,
+            wall,
+            no_agent=None if loaded else no_agent,
+            why_cut_off="agent_cut_off" if start_faults else "not_finished",
+            max_rss_bytes=max_rss_bytes,
+        ),
         capture=capture,
         agent=AgentHealth(
             loaded=loaded,
@@ -106,8 +114,9 @@ def observe(
 
 
 def _start_faults(run_dir: Path) -> list[str]:
+    """Return what agents could write down only outside of their journals."""
     paths = sorted(run_dir.glob("agent-*.error"))
-    return [path.read_text(encoding="utf-8", errors="replace")[:500] for path in paths]
+    return [path.read_text(encoding="utf-8", errors="replace")[:500] or NO_ROOM for path in paths]
 
 
 def _num_steps(trace: ProcessTrace) -> int:
@@ -146,7 +155,7 @@ def _wall(first: ProcessTrace, process: Wall) -> Wall:
 
 
 def _metrics(
-    traces: Sequence[ProcessTrace], wall: Wall, *, no_agent: str | None, max_rss_bytes: int | None
+    traces: Sequence[ProcessTrace], wall: Wall, *, no_agent: str | None, why_cut_off: str, max_rss_bytes: int | None
 ) -> dict[str, Metric]:
     first = traces[0] if traces else ProcessTrace()
     steps = _main_steps(first.steps.records)
@@ -154,7 +163,7 @@ def _metrics(
     step_times_ns = [after.begin_ns - before.begin_ns for before, after in pairwise(steps)]
     memory = first.last(MemoryEntry)
     not_seen = "steps_not_recorded" if _num_steps(first) else "no_steps"
-    unknown = no_agent or ("not_finished" if first.steps.records else not_seen)
+    unknown = no_agent or (why_cut_off if first.steps.records else not_seen)
     too_few = unknown if not steps else "too_few_steps"
     no_cuda = "no_cuda" if memory else unknown
     return {

@@ -127,6 +127,7 @@ class ProcessSession:
             self._fit_end_ns = time.monotonic_ns()
             self._mark_monitor(FIT_MARKS[1])
             self._write("fit", begin_ns=self._fit_begin_ns, end_ns=self._fit_end_ns)
+            self._write_phases(self._fit_end_ns)  # a process can end without its exit handlers
             self._hooks.settle()
             with self._guard:
                 self._allocator.read_now(step=self._hooks.num_steps)
@@ -205,13 +206,7 @@ class ProcessSession:
         devices = self._hooks.devices()
         self._write("memory", **snapshot.memory(devices, self._guard))
         self._finish_measurements()
-        if self._marks:
-            ends_ns = [begin_ns for _, begin_ns in self._marks[1:]] + [exit_ns]
-            phases = [
-                {"name": name, "begin_ns": begin_ns, "end_ns": end_ns}
-                for (name, begin_ns), end_ns in zip(self._marks, ends_ns, strict=True)
-            ]
-            self._write("phases", phases=phases)
+        self._write_phases(exit_ns)
         optimizers = self._hooks.optimizers()
         self._write(
             "steps",
@@ -243,6 +238,16 @@ class ProcessSession:
             num_errors=self._guard.num_errors,
             errors=self._guard.errors,
         )
+
+    def _write_phases(self, until_ns: int) -> None:
+        """Write down every phase so far, the last one until then; of several such entries the last counts."""
+        if self._marks:
+            ends_ns = [begin_ns for _, begin_ns in self._marks[1:]] + [until_ns]
+            phases = [
+                {"name": name, "begin_ns": begin_ns, "end_ns": end_ns}
+                for (name, begin_ns), end_ns in zip(self._marks, ends_ns, strict=True)
+            ]
+            self._write("phases", phases=phases)
 
     def _tell_uncovered(self, optimizers: Sequence[TrackedOptimizer]) -> None:
         """Write down what was trained and is in neither of the parts that the agent takes itself."""

@@ -145,12 +145,19 @@ class Writer:
             self._sync()
 
     def lost(self) -> str | None:
-        """Return what became of the open file where its name no longer leads to it; None where it does.
+        """Return what others did to the open file; None where its name leads to it and it is as long as it was written.
 
         What is no file of its own, a pipe say, has no such name.
         """
         own = os.fstat(self._fd)
-        if not _is_file(own) or _leads_to(self.path, own):
+        if not _is_file(own):
+            return None
+        if own.st_size != self._num_bytes:
+            return (
+                "the report was truncated or written to by another program while it was being written; it is damaged: "
+                f"{own.st_size} bytes where {self._num_bytes} were written"
+            )
+        if _leads_to(self.path, own):
             return None
         with contextlib.suppress(OSError):
             where = (_OPEN_FILES / str(self._fd)).readlink()

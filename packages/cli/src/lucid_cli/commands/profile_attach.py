@@ -1,6 +1,7 @@
 """`lucid profile attach`: follow a process that runs already, to its end or to Ctrl-C."""
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,12 +12,12 @@ import click
 from lucid_cli.arguments import Interval
 from lucid_cli.interrupts import Interrupts
 from lucid_cli.output import one_line, say, warn, write_result
-from lucid_cli.reporters.words import amount, counted, scale
+from lucid_cli.reporters.words import amount, counted, reason_words, scale
 from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.log import Log, read_log
 from lucid_profiler.monitor.process import Monitor, launch
 from lucid_profiler.monitor.readings import REASONS
-from lucid_profiler.monitor.records import End, Event, Header, Sample, TargetExit
+from lucid_profiler.monitor.records import End, Event, Gap, Header, Sample, TargetExit
 
 DEFAULT_INTERVAL_S = 0.1
 _POLL_S = 0.2
@@ -108,7 +109,19 @@ def summarize(log: Log) -> str:
         lines += _gpu(str(device["uuid"]), device.get("name"), samples)
     if not devices and header.reason is not None:
         lines.append(f"GPUs were not read: {REASONS.get(header.reason, header.reason)}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_gaps(log)]) + "\n"
+
+
+def _gaps(log: Log) -> list[str]:
+    """Tell for how long what was not read, and why; records that could not be written are counted with the samples."""
+    lengths_ns: Counter[tuple[str | None, str]] = Counter()
+    for record in log.records:
+        if isinstance(record, Gap) and record.num_records is None:
+            lengths_ns[record.device, record.reason] += record.end_ns - record.begin_ns
+    return [
+        f"{device or 'everything'}: not read for {length_ns / 1e9:.1f} s ({reason_words(reason)})"
+        for (device, reason), length_ns in lengths_ns.items()
+    ]
 
 
 def _devices(header: Header, log: Log) -> Sequence[Mapping[str, Any]]:

@@ -249,14 +249,15 @@ def _read(run_dir: Path, name: str, *, ended: Ended, reached: str | None) -> _Ra
     seen = observe(run_dir, run=0, process=wall, max_rss_bytes=ended.max_rss_bytes)
     traces = sorted(read_traces(run_dir), key=start_order)
     first = traces[0] if traces else ProcessTrace()
-    was_ended = ended.ending == "interrupted" and reached is not None
-    is_failure = not was_ended and (ended.returncode != 0 or ended.ending != "by_itself")
+    was_asked = ended.ending == "interrupted" and reached is not None
+    was_ended = was_asked and ended.returncode != 0
+    is_failure = not was_asked and (ended.returncode != 0 or ended.ending != "by_itself")
     entry = first.last(CaptureEntry)
     captures = [read_capture(report) for report in (entry.capture if entry is not None else None) or ()]
     part = Part(
         name=name,
         status="failed" if is_failure else "ended" if was_ended else "ok",
-        limit=reached if was_ended else None,
+        limit=reached if was_asked else None,
         was_killed=ended.signal == "SIGKILL",
         returncode=ended.returncode,
         signal=ended.signal,

@@ -182,13 +182,13 @@ def command(ctx: click.Context, /, words: tuple[str, ...], **options: Any) -> in
 
 
 class _Watching(Progress):
-    """Progress that also says, once and where runs are still to come, that the report is no longer where it was put."""
+    """Progress that also says, once and where runs are still to come, that the report is not as it was written."""
 
     writer: Writer | None = None
     _has_told = False
 
     def lost(self) -> str | None:
-        """Return what became of the report; None while it is where it was put."""
+        """Return what became of the report; None while it is where it was put, and as it was written."""
         lost = None if self.writer is None else self.writer.lost()
         return None if self.writer is None or lost is None else f"{self.writer.path}: {lost}"
 
@@ -214,8 +214,8 @@ def _typed(ctx: click.Context) -> list[str]:
 
 
 def _measure(plan: Plan, prepared: Prepared, interrupts: Interrupts) -> tuple[Status, Report | None, str | None]:
-    """Run the experiment; return how it went, the report if one was begun, and what became of a file that is gone."""
-    observer = _Watching(len(plan.slots), copies_output=plan.copy_output)
+    """Run the experiment; return how it went, the report if one was begun, and what became of a file that is lost."""
+    observer = _Watching(len(plan.slots), cool_down_s=plan.cool_down_s, copies_output=plan.copy_output)
     with ExitStack() as stack:
         stack.enter_context(observer)
 

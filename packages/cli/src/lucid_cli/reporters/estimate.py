@@ -34,8 +34,8 @@ class Part:
 
     Attributes:
         name: `native`, `captured` or `traced`.
-        status: `ended` where lucid ended it.
-        limit: why it did, in words.
+        status: `ended` where lucid ended it; `ok` where it came to an end of its own, with status 0.
+        limit: why lucid interrupted it, in words; None where it did not.
         was_killed: whether it had to be, so that its exit handlers did not run.
     """
 
@@ -80,7 +80,8 @@ def part_words(part: Part) -> str:
         how = f"ended by {part.signal}" if part.signal else f"exit status {part.returncode}"
         return f"{head}, failed: {how}"
     if part.status == "ok":
-        return f"{head}, ran to its end"
+        asked = "" if part.limit is None else f" with status 0; lucid had interrupted it {part.limit}"
+        return f"{head}, ran to its end{asked}"
     text = f"{head}, ended by lucid {part.limit}"
     return f"{text}; it did not end when it was interrupted, and was killed" if part.was_killed else text
 

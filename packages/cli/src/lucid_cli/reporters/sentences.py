@@ -116,7 +116,7 @@ def _drift_explains(analysis: Analysis, at: dict[str, float]) -> str:
 
 
 def _control_differs(analysis: Analysis, at: dict[str, float]) -> str:
-    between = f" by {percent(at['effect'])} % {interval(at['low'], at['high'])}" if "effect" in at else ""
+    between = f" by {percent(at['effect'])} % {interval(at['low'], at['high'])} %" if "effect" in at else ""
     return (
         f"control: over {at['num_pairs']:.0f} pairs {analysis.base} differs from itself{between} in "
         f"{analysis.verdict.metric}: the machine shows a difference where there is none"
@@ -191,7 +191,7 @@ def _noise_floor(analysis: Analysis) -> str:
     if metric is None or metric.effect is None:
         return f"{against}: no pair has a value of {analysis.verdict.metric}"
     effect = metric.effect
-    between = f" {interval(effect.t_low, effect.t_high)}" if effect.n > 1 else ""
+    between = f" {interval(effect.t_low, effect.t_high)} %" if effect.n > 1 else ""
     floor = f"{against}: {percent(effect.mean)} %{between} {analysis.verdict.metric}, n = {effect.n}"
     return f"{floor}: what the machine does to equal runs"
 

@@ -54,8 +54,8 @@ METRIC_NAMES = {
     "gpu_process_memory": "GPU memory",
 }
 _REASONS = {
-    "no_agent": "no agent was loaded: not a Python program, Python with -S, -I or -E, or the command replaced "
-    "PYTHONPATH",
+    "no_agent": "no agent was loaded: not a Python program, Python with -S, -I or -E, the command replaced "
+    "PYTHONPATH, or it runs as a user who cannot write the run's directory",
     "no_cuda": "no CUDA device was used",
     "no_steps": "no optimizer step was seen",
     "steps_not_recorded": "the optimizer steps could not be recorded; a note says why",
@@ -64,6 +64,7 @@ _REASONS = {
     "waits_lost": "there were more waits for batches than are kept",
     "too_few_steps": "fewer than two optimizer steps were seen",
     "not_finished": "the process ended without its exit handlers",
+    "agent_cut_off": "the agent could not write down all that it saw; a note says why",
     "hidden_by_own_memory": "not above lucid's own memory",
     "not_requested": "capture is off",
     "overridden": "a class of the command overrides the step or its rule",
@@ -100,7 +101,7 @@ _REASONS = {
     "too_few_samples": "fewer than ten samples",
     "no_gpu_memory": "the driver lists no memory of the run on a GPU",
     "no_table": "the process left no table: no optimizer stepped",
-    "not_marked": "the interval's ends were not marked",
+    "not_marked": "no mark of the interval's ends reached the monitor: it was not there yet, or none was set",
     "monitor_off": "sampling was switched off",
     "ended_first": "the run ended before the monitor was there",
     "no_monitor": "the monitor was not there in time, see the notes",

@@ -33,7 +33,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "no_devices": "the driver lists no GPU; check the container's devices",
         "lost": "the GPU has fallen off the bus or needs a reset; see `dmesg` for the Xid",
         "unknown_error": "the driver failed without saying why; in a container, its devices may have been taken away",
-        "gap": "nothing was read at that time",
+        "gap": "nothing, or too little, was read at that time",
         "read_too_rarely": "it was read too rarely there, as with many processes",
         "suspend": "the machine slept",
         "implausible": "the driver gave a value that cannot be true",
