@@ -31,6 +31,8 @@ MAX_SEED = 2**32 - 1  # Lightning's
 SIZES = ((640, 480), (640, 427), (640, 426), (480, 640), (640, 425), (427, 640), (500, 375), (640, 360))
 JPEG_QUALITY = 95  # with this noise, files of about 140 kB
 MAX_OBJECTS = 14
+MAX_PIXELS = 2**31
+ABSENT = object()
 NO_COCO = "is no file of COCO's instances"
 OPTIMIZERS = {"ours": "ours", "own": "own", "native": "ours", "captured": "ours"}
 OPTIMIZER_VARIABLE = "LUCID_YOLO_OPTIMIZER"
@@ -97,9 +99,9 @@ def parse(words: Sequence[str] | None = None) -> Options:
     values = vars(parser.parse_args(words))
     if (values["images"] is None) != (values["annotations"] is None):
         parser.error("--images and --annotations belong together: give both, or neither for generated images")
-    if values["images"] is not None and not values["images"].is_dir():
+    if values["images"] is not None and not os.path.isdir(values["images"]):  # noqa: PTH112 - pathlib's can raise
         parser.error(f"--images: {values['images']} is no folder")
-    if values["annotations"] is not None and not values["annotations"].is_file():
+    if values["annotations"] is not None and not os.path.isfile(values["annotations"]):  # noqa: PTH113 - likewise
         parser.error(f"--annotations: {values['annotations']} is no file")
     if values["size"] % STRIDE:
         parser.error(f"--size: {values['size']} is no multiple of {STRIDE}")
@@ -160,7 +162,7 @@ def prepare(options: Options) -> tuple[Split, Split]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SystemExit(f"--cache: {folder} cannot be used ({error!r}): remove it") from error
     for path in files:
-        if not path.is_file():
+        if not os.path.isfile(path):  # noqa: PTH113 - of a name that is too long, pathlib's raises
             raise SystemExit(f"{path} is missing: remove {folder} if images were deleted, or complete --images")
     return train, val
 
@@ -180,7 +182,7 @@ def digest(splits: Sequence[Split]) -> str:
 
 def _once(folder: Path, fill: Callable[[Path], None]) -> Path:
     """Return a folder, filled elsewhere and moved into place whole if it is not there."""
-    if not folder.exists():
+    if not os.path.exists(folder):  # noqa: PTH110 - of a name that is too long, pathlib's raises
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             place = Path(mkdtemp(prefix=folder.name, dir=folder.parent))
@@ -201,7 +203,7 @@ def _select(folder: Path, annotations: Path, options: Options) -> None:
     """Write the annotations of the first images, by name, and of those after them."""
     try:
         everything = json.loads(annotations.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SystemExit(f"--annotations: {annotations} {NO_COCO}: {error}") from error
     for fault in _faults(everything):
         raise SystemExit(f"--annotations: {annotations} {NO_COCO}: {fault}")
@@ -226,7 +228,7 @@ def _faults(everything: Any) -> Iterator[str]:
             yield f"it has no list {name!r}"
         for place, one in enumerate(everything[name]):
             for field, (is_right, what) in fields.items():
-                if not (isinstance(one, dict) and is_right(one.get(field))):
+                if not (isinstance(one, dict) and is_right(one.get(field, ABSENT))):
                     yield f"{name}[{place}] has no {field!r} that is {what}"
     yield from _contradictions(everything)
 
@@ -236,8 +238,9 @@ def _contradictions(everything: dict[str, Any]) -> Iterator[str]:
     known = {one["id"] for one in everything["categories"]}
     if not 0 < len(known) <= NUM_CLASSES:
         yield f"it has {len(known)} categories, the detector 1 to {NUM_CLASSES}"
-    if len({one["id"] for one in everything["images"]}) < len(everything["images"]):
-        yield "two images have the same 'id'"
+    for name in ("images", "categories"):
+        if len({one["id"] for one in everything[name]}) < len(everything[name]):
+            yield f"two {name} have the same 'id'"
     for place, one in enumerate(everything["annotations"]):
         if one["category_id"] not in known:
             yield f"annotations[{place}] is of category {one['category_id']}, which is not listed"
@@ -252,9 +255,19 @@ def _is_extent(value: Any) -> bool:
 
 
 def _is_box(value: Any) -> bool:
-    if not isinstance(value, list) or len(value) != 4:
-        return False
-    return all(isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one) for one in value)
+    return isinstance(value, list) and len(value) == 4 and all(map(_is_pixels, value))
+
+
+def _is_pixels(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_PIXELS  # no NaN is
+
+
+def _is_flag(value: Any) -> bool:
+    return value is ABSENT or (_is_whole(value) and value in {0, 1})
+
+
+def _is_area(value: Any) -> bool:
+    return value is ABSENT or (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf)
 
 
 WHOLE = (_is_whole, "a whole number")
@@ -267,7 +280,13 @@ COCO_FIELDS: dict[str, dict[str, tuple[Callable[[Any], bool], str]]] = {
         "height": EXTENT,
     },
     "categories": {"id": WHOLE},
-    "annotations": {"image_id": WHOLE, "category_id": WHOLE, "bbox": (_is_box, "four numbers")},
+    "annotations": {
+        "image_id": WHOLE,
+        "category_id": WHOLE,
+        "bbox": (_is_box, "four numbers of pixels"),
+        "iscrowd": (_is_flag, "0 or 1, or absent"),
+        "area": (_is_area, "a number from 0 on, or absent"),
+    },
 }
 
 

@@ -234,7 +234,10 @@ def rehash_table(compared: Compared) -> list[str]:
     kept = Path(compared.report.path).with_suffix(".rehash.txt")
     if not kept.exists():
         return [f"{NOT_MEASURED} `{kept.name}`."]
-    *lines, last = kept.read_text(encoding="utf-8").strip().splitlines() or [""]
+    try:
+        *lines, last = kept.read_text(encoding="utf-8").strip().splitlines()
+    except (OSError, ValueError) as error:  # a ValueError where there is no line, too
+        raise UnusableError(f"{kept.name}: {error}") from error
     if last == ALL_EQUAL and not _is_whole_pair(lines, compared.report):
         raise UnusableError(f"{kept.name}: it does not have every value of a pair of {compared.report.path} as equal")
     return [f"> {last}", "", f"Every part: [{kept.name}]({kept.name})."]
@@ -354,7 +357,7 @@ def _is_whole_pair(lines: Sequence[str], report: Report) -> bool:
         }
         for pair in report.pairs
     ]
-    return None not in matches and bool(found) and found in whole
+    return None not in matches and len(set(lines)) == len(lines) and bool(found) and found in whole
 
 
 def _short(word: str) -> str:

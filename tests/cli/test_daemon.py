@@ -17,7 +17,7 @@ from lucid_cli.commands.profile_attach import summarize
 from lucid_profiler.monitor.address import Lock
 from lucid_profiler.monitor.client import Client
 from lucid_profiler.monitor.log import Log
-from lucid_profiler.monitor.records import Gap, Header
+from lucid_profiler.monitor.records import Event, Gap, Header
 
 LIMIT_S = 30
 READY_LIMIT_S = 10.0  # as long as a start waits for another one
@@ -215,15 +215,16 @@ def test_what_attach_could_not_read_is_in_its_sum() -> None:
         reason=None,
         versions={},
     )
-    gaps = [
+    gaps: list[Event | Gap] = [
         Gap(begin_ns=0, end_ns=2 * 10**9, reason="lost", device="GPU-1"),
         Gap(begin_ns=5 * 10**9, end_ns=6 * 10**9 + 3 * 10**8, reason="lost", device="GPU-1"),
-        Gap(begin_ns=7 * 10**9, end_ns=8 * 10**9, reason="suspend"),
+        Event(mono_ns=8 * 10**9, name="suspend", data={"size_ns": 60 * 10**9}),
+        Gap(begin_ns=79 * 10**8, end_ns=8 * 10**9, reason="suspend"),
         Gap(begin_ns=7 * 10**9, end_ns=8 * 10**9, reason="disk_full", num_records=3),
     ]
     *_, of_device, of_all = summarize(Log(records=(header, *gaps), num_torn=0, num_unknown=0)).splitlines()
     assert of_device.startswith("GPU-1: not read for 3.3 s (the GPU has fallen off the bus")
-    assert of_all == "everything: not read for 1.0 s (the machine slept)"
+    assert of_all == "everything: not read for 60.0 s (the machine slept)"
 
 
 def test_a_long_command_line_is_no_obstacle(lucid: Lucid, runtime: Path) -> None:

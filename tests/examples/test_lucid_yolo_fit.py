@@ -154,6 +154,11 @@ BOX = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [0, 0, 1, 1]}
         ({"categories": [{"name": "a"}]}, r"categories\[0\] has no 'id' that is a whole number"),
         ({"annotations": [BOX | {"image_id": [1]}]}, r"annotations\[0\] has no 'image_id' that is a whole number"),
         ({"annotations": [BOX | {"bbox": [0, 0]}]}, r"annotations\[0\] has no 'bbox' that is four numbers"),
+        ({"annotations": [BOX | {"bbox": [0, 0, 1, 10**400]}]}, r"annotations\[0\] has no 'bbox'"),
+        ({"annotations": [BOX | {"iscrowd": None}]}, r"annotations\[0\] has no 'iscrowd' that is 0 or 1"),
+        ({"annotations": [BOX | {"area": "big"}]}, r"annotations\[0\] has no 'area' that is a number"),
+        ({"categories": [{"id": 1}, {"id": 1}]}, "two categories have the same 'id'"),
+        ("[" * 100_000, "maximum recursion"),
         ({"annotations": [BOX | {"bbox": [0, 0, 1, math.nan]}]}, r"annotations\[0\] has no 'bbox'"),
         ({"annotations": [BOX, {"image_id": 1, "caption": "a"}]}, r"annotations\[1\] has no 'category_id'"),
         ({"annotations": [BOX | {"category_id": 2}]}, r"annotations\[0\] is of category 2, which is not listed"),
@@ -178,6 +183,18 @@ def test_prepared_data_that_were_cut_off_are_told(contents: str, example: Any, t
     train.annotations.write_text(contents)
     with pytest.raises(SystemExit, match=f"--cache: {tmp_path}/generated-.* cannot be used .*: remove it"):
         example.prepare(options)
+
+
+@pytest.mark.parametrize("place", ["image", "cache"])
+def test_names_that_are_too_long_are_told(place: str, example: Any, tmp_path: Path) -> None:
+    """Of an image as one that is missing, of a cache with its option."""
+    cache = tmp_path / ("x" * 300 if place == "cache" else "cache")
+    file = coco(tmp_path, 6)
+    if place == "image":
+        file.write_text(file.read_text().replace("001.jpg", "0" * 300))
+    words = ["--images", str(tmp_path), "--annotations", str(file), "--cache", str(cache)]
+    with pytest.raises(SystemExit, match="^--cache: File name too long" if place == "cache" else "is missing: remove"):
+        example.prepare(example.parse([*FEW, *words]))
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc")
@@ -218,6 +235,8 @@ def test_the_optimizer_comes_from_the_option_else_from_the_environment(
     [
         (["--images", "folder"], None),
         (["--images", "no folder", "--annotations", __file__], None),
+        (["--images", "x" * 300, "--annotations", __file__], None),
+        (["--images", ".", "--annotations", "x" * 300], None),
         (["--images", ".", "--annotations", "no file"], None),
         (["--workers", "-1"], None),
         (["--annotations", "file"], None),

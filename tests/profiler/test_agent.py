@@ -496,6 +496,44 @@ def test_the_phases_of_an_interval_outlive_an_abrupt_exit(tmp_path: Path) -> Non
     assert wall.begin_ns <= load.begin_ns <= load.end_ns == train.begin_ns <= train.end_ns == wall.end_ns
 
 
+def test_marks_of_other_threads_do_not_spoil_the_end_of_an_interval(tmp_path: Path) -> None:
+    """What is marked while the phases are written comes too late for them, and nothing reaches the program."""
+    profiled = _profile(
+        tmp_path,
+        "import os, sys, threading, lucid_profiler\nsys.setswitchinterval(1e-6)\nmark = lucid_profiler.mark\n"
+        "with lucid_profiler.fit():\n    [mark('main') for _ in range(9000)]\n"
+        "    threading.Thread(target=lambda: [mark('other') for _ in range(900)]).start()\nos._exit(0)",
+    )
+    assert profiled.done.returncode == 0, profiled.done.stderr
+    assert len(profiled.seen.phases) >= 9000
+    assert all(phase.begin_ns <= phase.end_ns <= profiled.seen.wall.end_ns for phase in profiled.seen.phases)
+
+
+def test_an_agent_that_has_no_room_from_the_start_is_told_from_one_without_steps(tmp_path: Path) -> None:
+    """Nothing of it is in the journal, not even that there were steps."""
+    profiled = _profile(
+        tmp_path,
+        "import resource, torch\np = torch.zeros(1, requires_grad=True)\np.grad = torch.ones(1)\n"
+        "optimizer = torch.optim.SGD([p], lr=0.1)\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\noptimizer.step()",
+    )
+    assert profiled.done.returncode == 0
+    assert profiled.seen.metrics["peak_allocated"].reason == "agent_cut_off"
+
+
+def test_of_what_another_process_could_not_write_the_first_is_not_accused(tmp_path: Path) -> None:
+    """Each file of errors has the name of its process."""
+    profiled = _profile(
+        tmp_path,
+        "import os, subprocess, sys, torch\np = torch.zeros(1, requires_grad=True)\np.grad = torch.ones(1)\n"
+        "torch.optim.SGD([p], lr=0.1).step()\n"
+        'child = \'import resource, lucid_profiler as l; l.state("a", 1); '
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); l.state("b", 1)\'\n'
+        "subprocess.run([sys.executable, '-c', child], check=True)\nos._exit(0)",
+    )
+    assert f"agent: {NO_ROOM}" in profiled.seen.notes
+    assert profiled.seen.metrics["peak_allocated"].reason == "not_finished"
+
+
 def test_an_agent_that_can_write_no_more_is_told_from_an_abrupt_exit(tmp_path: Path) -> None:
     """It is an error with its likely cause, also where not even the error could be written down."""
     profiled = _profile(

@@ -244,6 +244,14 @@ def test_what_rehashing_said_is_quoted_from_beside_the_report(report: Report, tm
     assert TABLES["rehash"](compared(report))[0] == "> different"
 
 
+@pytest.mark.parametrize("data", [b"", b"\xff"])
+def test_a_rehash_that_cannot_be_read_is_one_error(data: bytes, report: Report, tmp_path: Path) -> None:
+    """As a report is."""
+    (tmp_path / "fit.rehash.txt").write_bytes(data)
+    with pytest.raises(UnusableError, match=r"^fit\.rehash\.txt: "):
+        TABLES["rehash"](compared(report))
+
+
 def rehashed(report: Report, pair: int) -> list[str]:
     """Return what rehashing says of the values of a pair."""
     states = [state for state in report.states if state.run in report.pairs[pair].runs]
@@ -260,11 +268,12 @@ def rehashed(report: Report, pair: int) -> list[str]:
         lambda lines: [],
         lambda lines: lines[:-1],
         lambda lines: [*lines, lines[0]],
+        lambda lines: [lines[0], lines[0], *lines[2:]],
         lambda lines: [lines[0].replace("equal", "different"), *lines[1:]],
         lambda lines: [line for line in lines if " run 2 " in line],
         lambda lines: [line.replace("run 2", "run 5") for line in lines],
     ],
-    ids=["nothing", "one less", "one twice", "one different", "half of a pair", "of two pairs"],
+    ids=["nothing", "one less", "one twice", "one for another", "one different", "half of a pair", "of two pairs"],
 )
 def test_rehashing_that_does_not_have_every_value_of_a_pair_is_refused(
     change: Callable[[list[str]], list[str]], report: Report, tmp_path: Path

@@ -90,7 +90,7 @@ def observe(
             traces,
             wall,
             no_agent=None if loaded else no_agent,
-            why_cut_off="agent_cut_off" if start_faults else "not_finished",
+            is_cut_off=(run_dir / f"agent-{first.name}.error").exists() if traces else bool(start_faults),
             max_rss_bytes=max_rss_bytes,
         ),
         capture=capture,
@@ -155,7 +155,7 @@ def _wall(first: ProcessTrace, process: Wall) -> Wall:
 
 
 def _metrics(
-    traces: Sequence[ProcessTrace], wall: Wall, *, no_agent: str | None, why_cut_off: str, max_rss_bytes: int | None
+    traces: Sequence[ProcessTrace], wall: Wall, *, no_agent: str | None, is_cut_off: bool, max_rss_bytes: int | None
 ) -> dict[str, Metric]:
     first = traces[0] if traces else ProcessTrace()
     steps = _main_steps(first.steps.records)
@@ -163,7 +163,8 @@ def _metrics(
     step_times_ns = [after.begin_ns - before.begin_ns for before, after in pairwise(steps)]
     memory = first.last(MemoryEntry)
     not_seen = "steps_not_recorded" if _num_steps(first) else "no_steps"
-    unknown = no_agent or (why_cut_off if first.steps.records else not_seen)
+    unfinished = "not_finished" if first.steps.records else not_seen
+    unknown = no_agent or ("agent_cut_off" if is_cut_off else unfinished)
     too_few = unknown if not steps else "too_few_steps"
     no_cuda = "no_cuda" if memory else unknown
     return {

@@ -240,14 +240,16 @@ class ProcessSession:
         )
 
     def _write_phases(self, until_ns: int) -> None:
-        """Write down every phase so far, the last one until then; of several such entries the last counts."""
-        if self._marks:
-            ends_ns = [begin_ns for _, begin_ns in self._marks[1:]] + [until_ns]
+        """Write down every phase that began by then, the last one until then; the last such entry counts."""
+        with self._guard:
+            marks = [mark for mark in tuple(self._marks) if mark[1] <= until_ns]  # other threads may go on marking
+            ends_ns = [*(begin_ns for _, begin_ns in marks[1:]), until_ns]
             phases = [
                 {"name": name, "begin_ns": begin_ns, "end_ns": end_ns}
-                for (name, begin_ns), end_ns in zip(self._marks, ends_ns, strict=True)
+                for (name, begin_ns), end_ns in zip(marks, ends_ns, strict=False)
             ]
-            self._write("phases", phases=phases)
+            if phases:
+                self._write("phases", phases=phases)
 
     def _tell_uncovered(self, optimizers: Sequence[TrackedOptimizer]) -> None:
         """Write down what was trained and is in neither of the parts that the agent takes itself."""

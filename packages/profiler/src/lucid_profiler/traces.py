@@ -1,5 +1,6 @@
 """Reads what each process of a run left, line by line; a line that does not fit is dropped, counted and noted."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any, TypeVar
 from lucid_profiler import jsonio
 from lucid_profiler.codec import from_plain
 from lucid_profiler.device_times import DeviceTrace, read_device_times
-from lucid_profiler.entries import ENTRY_TYPES, EndEntry, StateEntry
+from lucid_profiler.entries import ENTRY_TYPES, EndEntry, FitEntry, StateEntry
 from lucid_profiler.loader_waits import WaitTrace, read_waits
 from lucid_profiler.ring import StepTrace, read_ring
 
@@ -28,6 +29,8 @@ __all__ = ["ProcessTrace", "canonical_order", "have_ranks", "read_traces", "star
 class ProcessTrace:
     """What one process left: its journal entries by type, in order, its steps with the device's times, its waits."""
 
+    name: str = ""
+    """Of its files: the pid, with a count where several had it."""
     entries: Mapping[type, Sequence[Any]] = field(default_factory=dict)
     steps: StepTrace = _NO_STEPS
     device_times: DeviceTrace = _NO_DEVICE_TIMES
@@ -74,9 +77,10 @@ def have_ranks(traces: Sequence[ProcessTrace]) -> bool:
 
 
 def start_order(trace: ProcessTrace) -> tuple[int, int]:
-    """Sort key: the rank, then the time of the start or the first step."""
-    end = trace.last(EndEntry)
-    begin_ns = (end.begin_ns if end else None) or trace.steps.first_begin_ns or 0
+    """Sort key: the rank, then the time of the start, of the first step or of the interval; last what left no time."""
+    end, fits = trace.last(EndEntry), trace.all(FitEntry)
+    fit_ns = fits[0].begin_ns if fits else None
+    begin_ns = (end.begin_ns if end else None) or trace.steps.first_begin_ns or fit_ns or sys.maxsize
     return (-1 if trace.rank is None else trace.rank, begin_ns)
 
 
@@ -109,6 +113,7 @@ def _read_trace(run_dir: Path, name: str) -> ProcessTrace:
     device_times = _read_file(run_dir / f"device-{name}.ring", read_device_times, faults)
     waits = _read_file(run_dir / f"waits-{name}.ring", read_waits, faults)
     return ProcessTrace(
+        name=name,
         entries=entries,
         steps=steps or _NO_STEPS,
         device_times=device_times or _NO_DEVICE_TIMES,

@@ -116,7 +116,9 @@ def _gaps(log: Log) -> list[str]:
     """Tell for how long what was not read, and why; records that could not be written are counted with the samples."""
     lengths_ns: Counter[tuple[str | None, str]] = Counter()
     for record in log.records:
-        if isinstance(record, Gap) and record.num_records is None:
+        if isinstance(record, Event) and record.name == "suspend":  # the monotonic clock stands still meanwhile
+            lengths_ns[None, record.name] += record.data["size_ns"]
+        elif isinstance(record, Gap) and record.reason not in {"suspend", "disk_full"}:
             lengths_ns[record.device, record.reason] += record.end_ns - record.begin_ns
     return [
         f"{device or 'everything'}: not read for {length_ns / 1e9:.1f} s ({reason_words(reason)})"

@@ -63,7 +63,7 @@ _REASONS = {
     "waits_not_recorded": "the waits for batches could not be recorded; a note says why",
     "waits_lost": "there were more waits for batches than are kept",
     "too_few_steps": "fewer than two optimizer steps were seen",
-    "not_finished": "the process ended without its exit handlers",
+    "not_finished": "the process ended without its exit handlers, or its agent could no longer write",
     "agent_cut_off": "the agent could not write down all that it saw; a note says why",
     "hidden_by_own_memory": "not above lucid's own memory",
     "not_requested": "capture is off",
@@ -107,6 +107,8 @@ _REASONS = {
     "no_monitor": "the monitor was not there in time, see the notes",
     "no_monitor_log": "the monitor left no readable log",
     "agent_off": "the agent was switched off",
+    "late": "the monitor did not get its turn in time",
+    "disk_full": "the monitor's disk was full",
     "non_finite": "not finite",
 }
 # Divisor and name, from large to small; a row takes the first that its base median reaches.
