@@ -70,7 +70,7 @@ def test_a_gap_of_one_device_is_not_told_as_one_of_everything() -> None:
     """Each kind is counted by itself."""
     late, lost = Gap(begin_ns=1, end_ns=2, reason="late"), Gap(begin_ns=1, end_ns=2, reason="lost", device=UUID)
     text = said(report_of(gaps=(late, lost, late)))
-    assert "2 gaps (late)" in text
+    assert "2 gaps (the monitor did not get its turn in time)" in text
     assert f"1 gap of {UUID} alone (the GPU has fallen off the bus" in text
 
 
