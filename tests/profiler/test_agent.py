@@ -109,6 +109,13 @@ lucid_profiler.state("metrics", {"function": print})
 raise RuntimeError("the script's own error")
 """
 
+ONE_PARAMETER = """
+import torch
+parameter = torch.zeros(1, requires_grad=True)
+parameter.grad = torch.ones(1)
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+"""
+
 LEAVES_WITHOUT_HANDLERS = """
 import os, torch
 weight = torch.nn.Parameter(torch.ones(2))
@@ -513,8 +520,7 @@ def test_an_agent_that_has_no_room_from_the_start_is_told_from_one_without_steps
     """Nothing of it is in the journal, not even that there were steps."""
     profiled = _profile(
         tmp_path,
-        "import resource, torch\np = torch.zeros(1, requires_grad=True)\np.grad = torch.ones(1)\n"
-        "optimizer = torch.optim.SGD([p], lr=0.1)\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\noptimizer.step()",
+        ONE_PARAMETER + "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\noptimizer.step()",
     )
     assert profiled.done.returncode == 0
     assert profiled.seen.metrics["peak_allocated"].reason == "agent_cut_off"
@@ -524,8 +530,7 @@ def test_of_what_another_process_could_not_write_the_first_is_not_accused(tmp_pa
     """Each file of errors has the name of its process."""
     profiled = _profile(
         tmp_path,
-        "import os, subprocess, sys, torch\np = torch.zeros(1, requires_grad=True)\np.grad = torch.ones(1)\n"
-        "torch.optim.SGD([p], lr=0.1).step()\n"
+        ONE_PARAMETER + "optimizer.step()\nimport os, subprocess, sys\n"
         'child = \'import resource, lucid_profiler as l; l.state("a", 1); '
         'resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); l.state("b", 1)\'\n'
         "subprocess.run([sys.executable, '-c', child], check=True)\nos._exit(0)",
@@ -538,8 +543,7 @@ def test_an_agent_that_can_write_no_more_is_told_from_an_abrupt_exit(tmp_path: P
     """It is an error with its likely cause, also where not even the error could be written down."""
     profiled = _profile(
         tmp_path,
-        "import resource, torch\np = torch.zeros(1, requires_grad=True)\np.grad = torch.ones(1)\n"
-        "optimizer = torch.optim.SGD([p], lr=0.1)\n[optimizer.step() for _ in range(3)]\n"
+        ONE_PARAMETER + "[optimizer.step() for _ in range(3)]\nimport resource\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
     )
     assert profiled.done.returncode == 0
