@@ -267,5 +267,9 @@ def test_attach_refuses_what_it_cannot_do(lucid: Lucid, target: "subprocess.Pope
     assert existing.code == 2
     assert "mine exists already" in existing.err
     assert (lucid.directory / "mine").read_text() == "keep"
+    for command in (("attach",), ("daemon", "start")):
+        nowhere = lucid("profile", *command, str(target.pid), "-o", "missing/log")
+        assert nowhere.code == 2
+        assert "the log missing/log cannot be written: No such file or directory" in nowhere.err
     for bad in (("0",), ("1", "--interval", "0"), ("x",)):
         assert lucid("profile", "attach", *bad).code == 2

@@ -79,14 +79,20 @@ def new_log(output: str | None, pid: int) -> Path:
     """Return the name of a log that does not exist yet.
 
     Raises:
-        UsageError: the file that the user named exists.
+        UsageError: the file that the user named exists or cannot be made; nothing is left of the attempt.
     """
     if output is None:
         stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         return Path(f"lucid-monitor-{stamp}-{pid}.jsonl")
-    if Path(output).exists():
-        raise click.UsageError(f"{output} exists already; name another file with -o")
-    return Path(output)
+    path = Path(output)
+    try:
+        path.open("xb").close()
+        path.unlink()
+    except FileExistsError as error:
+        raise click.UsageError(f"{output} exists already; name another file with -o") from error
+    except OSError as error:
+        raise click.UsageError(f"the log {output} cannot be written: {error.strerror}") from error
+    return path
 
 
 def _follow(monitor: Monitor, interrupts: Interrupts) -> None:
