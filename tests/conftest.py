@@ -1,4 +1,4 @@
-"""What every test shares: the `gpu` marker, a fixed seed, and no limit on the time of an example."""
+"""What every test shares: the markers of GPUs, a fixed seed, and no limit on the time of an example."""
 
 import os
 
@@ -12,12 +12,13 @@ settings.load_profile("lucid")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests where there is no CUDA device, unless LUCID_REQUIRE_GPU=1 asks for them."""
-    if torch.cuda.is_available() or os.environ.get("LUCID_REQUIRE_GPU") == "1":
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    """Skip tests where there are not the CUDA devices that they need, unless LUCID_REQUIRE_GPU asks for that many."""
+    available = max(torch.cuda.device_count(), int(os.environ.get("LUCID_REQUIRE_GPU") or 0))
+    for marker, needed, words in (("gpu", 1, "a CUDA device"), ("two_gpus", 2, "two CUDA devices")):
+        if available < needed:
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(pytest.mark.skip(reason=f"needs {words}"))
 
 
 @pytest.fixture(autouse=True)

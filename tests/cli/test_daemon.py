@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import signal
@@ -13,11 +14,14 @@ from pathlib import Path
 import pytest
 
 from cli.harness import Lucid, is_running
+from lucid_cli.commands.daemon import _answering
 from lucid_cli.commands.profile_attach import summarize
-from lucid_profiler.monitor.address import Lock
+from lucid_profiler.errors import EnvironmentUnusableError
+from lucid_profiler.monitor.address import Lock, socket_path
 from lucid_profiler.monitor.client import Client
 from lucid_profiler.monitor.log import Log
 from lucid_profiler.monitor.records import Event, Gap, Header
+from support import fake_nvml
 
 LIMIT_S = 30
 READY_LIMIT_S = 10.0  # as long as a start waits for another one
@@ -75,6 +79,46 @@ def test_a_daemon_is_started_looked_at_and_stopped(
     assert (found[0], found[-1]) == ("header", "end")
     assert not list((runtime / "lucid").iterdir())
     assert target.poll() is None
+
+
+def test_stop_returns_once_the_log_is_finished(
+    lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]", tmp_path: Path
+) -> None:
+    """Also where the last readings take a while; and then no daemon runs any more."""
+    slow = {"value": 1, "latency_us": 50_000}
+    devices = [
+        fake_nvml.device(uuid=f"{fake_nvml.UUID[:-1]}{at}", pci=f"00000000:0{at}:00.0", energy=slow) for at in range(8)
+    ]
+    env = fake_nvml.environment(fake_nvml.scenario(*devices), tmp_path)
+    assert lucid("profile", "daemon", "start", str(target.pid), "-o", "log.jsonl", env=env).code == 0
+    wait_for_sample(lucid.directory / "log.jsonl")
+    assert lucid("profile", "daemon", "stop").code == 0
+    assert kinds(lucid.directory / "log.jsonl")[-1] == "end"
+    assert lucid("profile", "daemon", "status").out == "no daemon runs\n"
+
+
+def test_a_daemon_whose_files_were_removed_is_not_denied(
+    lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]"
+) -> None:
+    """Status says what is lost with its log; without its socket it cannot be reached, and runs."""
+    started = lucid("profile", "daemon", "start", str(target.pid), "-o", "log.jsonl", "--no-nvml")
+    daemon = int(started.err.split()[2])
+    wait_for_sample(lucid.directory / "log.jsonl")
+    (lucid.directory / "log.jsonl").unlink()
+    assert "its log was deleted: what it records is lost" in lucid("profile", "daemon", "status").out
+    socket_path(runtime / "lucid").unlink()
+    for verb in ("status", "stop"):
+        asked = lucid("profile", "daemon", verb)
+        assert asked.code == 9
+        assert f"a daemon runs, process {daemon}, but its socket" in asked.err
+    os.kill(daemon, signal.SIGTERM)
+
+
+def test_another_user_s_directory_is_not_taken_for_a_daemon_that_hangs(runtime: Path) -> None:
+    """It cannot be entered: the remedy is a directory of one's own."""
+    words = f"{runtime}/lucid belongs to another user; set XDG_RUNTIME_DIR"
+    with pytest.raises(EnvironmentUnusableError, match=words), _answering():
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_a_second_start_changes_nothing(lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]") -> None:
@@ -267,6 +311,11 @@ def test_attach_refuses_what_it_cannot_do(lucid: Lucid, target: "subprocess.Pope
     assert existing.code == 2
     assert "mine exists already" in existing.err
     assert (lucid.directory / "mine").read_text() == "keep"
+    (lucid.directory / "old.0").write_text("keep")
+    older = lucid("profile", "attach", str(target.pid), "-o", "old")
+    assert older.code == 2
+    assert "old.0 is a part of an older log old; name another file with -o" in older.err
+    assert lucid("profile", "attach", str(target.pid), "-o", "").code == 2
     for command in (("attach",), ("daemon", "start")):
         nowhere = lucid("profile", *command, str(target.pid), "-o", "missing/log")
         assert nowhere.code == 2

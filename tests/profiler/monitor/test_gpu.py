@@ -277,6 +277,7 @@ def test_unified_memory_is_none(play: Open, calls: dict[str, Any]) -> None:
         ({"power_usage": 0}, {"power_draw_mw"}),
         ({"clock_sm": 4_294_967_295}, {"clock_sm_mhz"}),
         ({"reasons": 2**64 - 1}, {"clocks_event_reasons"}),
+        ({"temperature": -1}, {"temperature_c"}),
     ],
 )
 def test_what_cannot_be_true_is_none_and_counted(play: Open, calls: dict[str, Any], fields: set[str]) -> None:

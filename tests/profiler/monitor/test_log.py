@@ -1,11 +1,12 @@
 import errno
+import fcntl
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -278,6 +279,42 @@ def test_two_monitors_do_not_write_one_log(path: Path) -> None:
         open_log(path)
     log.close()
     open_log(path).close()
+
+
+@pytest.mark.parametrize("name", ["20240101", "00", "x", "1x", "٣"])
+def test_a_file_of_somebody_else_is_no_part(path: Path, name: str) -> None:
+    """It is neither read nor removed, whatever its name ends in."""
+    other = path.with_name(f"{path.name}.{name}")
+    other.write_text("keep")
+    log = open_log(path, max_part_bytes=2000, max_parts=2)
+    for index in range(100):
+        log.write(make_sample(index))
+    log.close()
+    assert other.read_text() == "keep"
+    assert read_log(path).records[-1] == make_sample(99)
+
+
+def test_a_file_system_without_locks_takes_a_log(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There two monitors are not told apart; none would be worse."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    log = open_log(path)
+    assert log.write(make_sample(1))
+    log.close()
+    assert read_log(path).records[-1] == make_sample(1)
+
+
+def test_a_log_that_was_deleted_is_noticed(path: Path) -> None:
+    """What is written to it is nowhere."""
+    log = open_log(path)
+    assert not log.is_removed()
+    path.unlink()
+    assert log.is_removed()
+    log.close()
+    assert not log.is_removed()
 
 
 @pytest.mark.parametrize("name", ["missing/monitor.jsonl", "."])

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lucid_profiler.monitor.client import Client, connect
 from lucid_profiler.monitor.log import read_log
 from lucid_profiler.monitor.process import Monitor, launch
 from lucid_profiler.monitor.protocol import encode
-from lucid_profiler.monitor.records import End, Event, Header, Mark, Sample, TargetExit
+from lucid_profiler.monitor.records import End, Event, Gap, Header, Mark, Sample, TargetExit
 from lucid_profiler.monitor.tree import read_stat
 from support import fake_nvml
 
@@ -303,6 +304,43 @@ def test_a_driver_that_does_not_open_holds_nobody_up(
     assert isinstance(header, Header)
     assert (header.devices, header.reason) == ((), "gap")
     assert (end.status, end.num_samples) == ("target_exit", 0)
+
+
+def test_a_driver_that_answers_late_keeps_nobody_from_the_daemon(
+    target: "subprocess.Popen[bytes]", output: Path, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample takes longer than the second that a client has: requests are answered all the same."""
+    played = fake_nvml.scenario(fake_nvml.device(power_usage={"value": 1, "latency_us": 1_300_000}))
+    for name, value in fake_nvml.environment(played, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monitor = launch(target_pid=target.pid, output=output, directory=directory, timeout_s=LIMIT_S)
+    assert monitor.reason is None
+    wait_for_samples(output, 1)
+    for verb in ("status", "status", "flush"):
+        with closing(connect(directory, timeout_s=LIMIT_S) or pytest.fail("no daemon")) as client:
+            assert client.request(verb)["ok"] is True
+    monitor.stop()
+    gaps = [record.reason for record in read_log(output).records if isinstance(record, Gap)]
+    assert set(gaps) == {"slow_driver"}
+
+
+@pytest.mark.parametrize("closed", [(0,), (0, 1), (0, 1, 2)])
+def test_a_monitor_starts_where_standard_files_are_closed(
+    target: "subprocess.Popen[bytes]", output: Path, closed: tuple[int, ...]
+) -> None:
+    """New files get their numbers then, which the monitor's own standard files take from them."""
+    program = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "[os.close(fd) for fd in map(int, sys.argv[3:])]\n"
+        "from lucid_profiler.monitor.process import launch\n"
+        "monitor = launch(target_pid=int(sys.argv[1]), output=Path(sys.argv[2]), with_nvml=False, timeout_s=30)\n"
+        "monitor.stop()\n"
+        "os._exit(monitor.reason is not None)\n"
+    )
+    words = [str(target.pid), str(output), *map(str, closed)]
+    done = subprocess.run([sys.executable, "-c", program, *words], check=False, timeout=LIMIT_S)
+    assert done.returncode == 0
+    assert end_of(output).status == "stopped"
 
 
 def test_a_monitor_that_hangs_is_killed(target: "subprocess.Popen[bytes]", output: Path) -> None:

@@ -281,6 +281,27 @@ def test_a_hold_up_is_a_gap_and_is_counted(run: Run) -> None:
     assert [dict(one)["reason"] for one in end.gaps] == ["late"]
 
 
+@pytest.mark.parametrize(("share", "reason"), [(0.9, "slow_driver"), (0.3, "late")])
+def test_deadlines_that_pass_inside_the_driver_are_its_own(
+    run: Run, monkeypatch: pytest.MonkeyPatch, share: float, reason: str
+) -> None:
+    """A gap names the driver where its calls took most of the time, and only then."""
+    gpus = NoGpus("nvml_off")
+    spent_ns = 5 * INTERVAL_NS
+
+    def read_slowly() -> dict[str, Any]:
+        run.clock.pass_ns(spent_ns)
+        gpus.nvml_ns = {"power_usage": gpus.nvml_ns.get("power_usage", 0) + round(share * spent_ns)}
+        return {}
+
+    monkeypatch.setattr(gpus, "read_fast", read_slowly)
+    run.sampler.use(gpus)
+    run.sampler.begin()
+    run.ticks(3)
+    log = run.finish()
+    assert {record.reason for record in log.records if isinstance(record, Gap)} == {reason}
+
+
 def test_a_hold_up_until_the_end_is_a_gap_and_is_counted(run: Run) -> None:
     """Also where no sample follows it."""
     run.sampler.begin()

@@ -13,6 +13,7 @@ from lucid_profiler.jsonio import MAX_DEPTH
 from lucid_profiler.monitor.address import (
     MAX_SOCKET_PATH_BYTES,
     Lock,
+    holder,
     lock_path,
     make_private,
     runtime_directory,
@@ -126,6 +127,18 @@ def test_a_client_that_sends_nothing_is_closed_after_a_second(loop: Loop) -> Non
         loop.step()
         assert is_closed(silent)
         assert not is_closed(client)
+
+
+def test_a_client_is_not_closed_for_what_the_server_was_late_with(loop: Loop) -> None:
+    """Its request arrives in time, and nobody looks for three seconds; it has another second after the answer."""
+    with loop.connect() as client, loop.connect() as silent:
+        loop.step(3)
+        client.sendall(encode({"n": 1}))
+        loop.clock.pass_ns(3 * CLIENT_LIMIT_NS)
+        loop.server.expire(loop.clock.mono)
+        assert receive(client) == {"ok": True, "echo": {"n": 1}}
+        assert loop.ask(client, {"n": 2}) is not None
+        assert is_closed(silent)
 
 
 def test_a_client_that_sends_half_a_frame_is_closed_after_a_second(loop: Loop) -> None:
@@ -276,6 +289,17 @@ def test_a_lock_file_that_a_killed_daemon_left_is_taken_over(tmp_path: Path) -> 
     lock = Lock(tmp_path)
     assert lock_path(tmp_path).read_text() == f"{os.getpid()}\n"
     lock.release()
+
+
+def test_who_holds_a_lock_is_known(tmp_path: Path) -> None:
+    """Nobody does where there is none, or where a killed daemon has left its file."""
+    assert holder(tmp_path) is None
+    lock = Lock(tmp_path)
+    assert holder(tmp_path) == str(os.getpid())
+    lock.release()
+    assert holder(tmp_path) is None
+    lock_path(tmp_path).write_text("1\n")
+    assert holder(tmp_path) is None
 
 
 def test_the_directory_lies_where_the_system_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import io
 import os
 import select
 import signal
@@ -120,6 +121,25 @@ def test_the_environment_is_the_target_s_own(target: Target) -> None:
     assert "PATH" not in environ
 
 
+@pytest.mark.parametrize(
+    ("written", "environ"),
+    [
+        (b"", {}),
+        (b"A=1\0B=\0", {"A": "1", "B": ""}),
+        (b"A=first\0A=second\0", {"A": "first"}),
+        (b"train.py epoch 3\0\0\0\0", None),
+        (b"\0\0\0\0", None),
+        (b"A=1\0rest of a title\0", None),
+    ],
+)
+def test_an_environment_that_a_title_was_written_over_is_not_known(
+    target: Target, monkeypatch: pytest.MonkeyPatch, written: bytes, environ: dict[str, str] | None
+) -> None:
+    """Without any variable it would be taken for one that hides no device; of two of a name the first counts."""
+    monkeypatch.setattr("builtins.open", lambda *_: io.BytesIO(written))
+    assert target.environ() == environ
+
+
 @pytest.mark.parametrize("is_reaped", [False, True])
 def test_the_status_of_a_target_is_known(
     process: "subprocess.Popen[bytes]", target: Target, *, is_reaped: bool
@@ -166,13 +186,12 @@ def test_a_signal_that_ended_the_target_is_named(process: "subprocess.Popen[byte
 
 def test_a_process_that_has_ended_cannot_be_followed(process: "subprocess.Popen[bytes]") -> None:
     """Neither a zombie nor a free number."""
-    for is_reaped in (False, True):
-        if not is_reaped:
-            end(process, 0, is_reaped=False)
-        else:
-            process.wait(LIMIT_S)
-        with pytest.raises(EnvironmentUnusableError, match=f"process {process.pid} does not exist"):
-            Target(process.pid)
+    end(process, 0, is_reaped=False)
+    with pytest.raises(EnvironmentUnusableError, match=f"process {process.pid} has ended; only its status"):
+        Target(process.pid)
+    process.wait(LIMIT_S)
+    with pytest.raises(EnvironmentUnusableError, match=f"process {process.pid} does not exist"):
+        Target(process.pid)
 
 
 def test_another_process_of_that_number_is_refused(process: "subprocess.Popen[bytes]", target: Target) -> None:
@@ -196,7 +215,7 @@ def test_a_thread_is_no_process() -> None:
     thread = threading.Thread(target=done.wait)
     thread.start()
     try:
-        with pytest.raises(EnvironmentUnusableError, match="does not exist"):
+        with pytest.raises(EnvironmentUnusableError, match=f"is a thread of process {os.getpid()}; name that process"):
             Target(thread.native_id or 0)
     finally:
         done.set()

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -5,6 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import pytest
 
 from lucid_profiler.monitor.tree import Tree, read_available_bytes, read_own_peak_bytes, read_stat
 
@@ -268,12 +272,94 @@ def test_the_number_of_a_process_that_is_gone_may_belong_to_a_new_one() -> None:
         assert child not in tree._known
 
 
-def test_where_proc_numbers_others_nothing_is_read() -> None:
-    """A /proc of another namespace would describe somebody else's processes."""
-    tree = Tree(os.getpid(), start_ticks=None)
+def test_a_number_that_is_given_out_anew_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process known not to belong has ended, and a child has got its number."""
+    with running("import sys; sys.stdin.read()") as process:
+        tree = tree_of(process)
+        newest = iter([(1 << 20) + 1, (1 << 20) + 2, 300])
+        monkeypatch.setattr(tree, "_newest_pid", lambda: next(newest))
+        tree.scan()
+        assert os.getpid() in tree._known
+        monkeypatch.setattr("lucid_profiler.monitor.tree.read_stat", lambda _pid: None)
+        tree.scan()
+        assert os.getpid() in tree._known
+        tree.scan()
+        assert not tree._known
+
+
+def test_where_no_number_shows_that_processes_start_all_are_looked_for() -> None:
+    """In a container another file system may stand in the place of /proc/loadavg, and stand still."""
+    program = (
+        "import subprocess, sys\n"
+        "sys.stdin.readline()\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "sys.stdin.read()\n"
+        "child.kill()\n"
+    )
+    with running(program) as process:
+        tree = tree_of(process)
+        tree._counts_starts = False
+        tree.scan()
+        assert tree.pids == (process.pid,)
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+
+        def finds_both() -> bool:
+            tree.scan()
+            return len(tree.pids) == 2
+
+        until(finds_both)
+
+
+def test_threads_that_outlive_the_first_one_are_a_process() -> None:
+    """Its state says zombie then, and /proc shows its memory under the number of another thread alone."""
+    program = (
+        "import ctypes, threading, sys\n"
+        "held = bytearray(b'x') * (64 << 20)\n"
+        "threading.Thread(target=sys.stdin.read).start()\n"
+        "print('ready', flush=True)\n"
+        "ctypes.CDLL(None).syscall(60 if sys.maxsize > 2**32 else 1, 0)\n"
+    )
+    with running(program) as process:
+        tree = tree_of(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        until(lambda: (stat := read_stat(process.pid)) is not None and stat.state == "Z")
+        values, _ = tree.read()
+        assert number(values["rss_bytes"]) > 64 << 20
+        assert (values["num_processes"], values["num_threads"]) == (1, 2)
+        assert number(tree.read_pss()[0]["pss_bytes"]) > 64 << 20
+
+
+@pytest.mark.parametrize("where", ["os.listdir", "os.open"])
+def test_without_descriptors_nothing_is_known_and_nothing_lost(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Processes are not taken for gone; what was found before is read again later."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with running("import sys; sys.stdin.read()") as process:
+        tree = tree_of(process)
+        with monkeypatch.context() as patch:
+            patch.setattr(where, refuse)
+            tree.scan()
+            values, reasons = tree.read()
+        if where == "os.open":
+            assert set(values.values()) == {None}
+            assert set(reasons.values()) == {"gap"}
+        tree.scan()
+        assert number(tree.read()[0]["rss_bytes"]) > 0
+        assert tree.pids == (process.pid,)
+
+
+@pytest.mark.parametrize("why", ["pid_namespace", "no_permission", "not_supported"])
+def test_where_proc_shows_nothing_the_reason_is_given(why: str) -> None:
+    """A /proc of another namespace would describe somebody else's processes, another may be told to hide them."""
+    tree = Tree(os.getpid(), start_ticks=None, why_hidden=why)
     tree.scan()
     for values, reasons in (tree.read(), tree.read_pss()):
-        assert set(reasons.values()) == {"pid_namespace"}
+        assert set(reasons.values()) == {why}
         assert set(values.values()) == {None}
     assert tree.pids == ()
 

@@ -9,7 +9,8 @@ import click
 
 from lucid_cli.special_files import unwritable_kind
 from lucid_profiler.errors import EnvironmentUnusableError
-from lucid_profiler.writer import Writer, lock
+from lucid_profiler.file_lock import lock
+from lucid_profiler.writer import Writer
 
 __all__ = ["ReportFile", "refuse_taken"]
 

@@ -13,9 +13,10 @@ import click
 from lucid_cli.settings import Settings, settings_of
 from lucid_profiler import jsonio
 from lucid_profiler.errors import NotComparableError
+from lucid_profiler.file_lock import lock
 from lucid_profiler.reader import Report, read_report
 from lucid_profiler.records import METHOD, End, Env, Summary, link
-from lucid_profiler.writer import Writer, lock
+from lucid_profiler.writer import Writer
 
 _DERIVED = frozenset({Summary.kind, End.kind})
 _MAX_DROPPED = 3  # summary, end, and half a line

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from types import TracebackType
 
 from lucid_profiler import jsonio
 from lucid_profiler.codec import to_plain
+from lucid_profiler.file_lock import lock
 from lucid_profiler.records import End, Record, Run, State, link
 
-__all__ = ["Place", "Writer", "lock"]
+__all__ = ["Place", "Writer"]
 
 _DURABLE = (Run, State, End)
 # What fsync answers for pipes, terminals and some file systems: nothing there can be made durable.
@@ -194,24 +194,6 @@ class Writer:
         except OSError as error:
             if error.errno not in _CANNOT_SYNC:
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
-
-
-def lock(fd: int) -> None:
-    """Keep others from writing in a file until it is closed; where that cannot be done, nothing happens.
-
-    What is no file, a terminal or a pipe, is not locked: several may write there.
-
-    Raises:
-        BlockingIOError: If another process holds the lock.
-    """
-    if not _is_file(os.fstat(fd)):
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise BlockingIOError(error.errno, "another process is writing the report") from error
-    except OSError:
-        return  # the file system has no locks
 
 
 def _is_file(info: os.stat_result) -> bool:

@@ -2,23 +2,34 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from lucid_cli.commands.profile_attach import following, new_log
 from lucid_cli.output import one_line, say, write_result
 from lucid_profiler.errors import EnvironmentUnusableError
-from lucid_profiler.monitor.address import lock_path, make_private, runtime_directory
+from lucid_profiler.monitor.address import (
+    holder,
+    lock_path,
+    make_private,
+    runtime_directory,
+    socket_path,
+)
 from lucid_profiler.monitor.client import Client, connect
 from lucid_profiler.monitor.process import Monitor, launch
 from lucid_profiler.monitor.protocol import ProtocolError
 
 NOT_RUNNING = 9
 _READY_LIMIT_S = 10.0
+_END_LIMIT_S = 5.0  # more than a monitor takes whose driver does not answer
 _POLL_S = 0.05
+_SOCKETLESS_LIMIT_S = 1.0
+
+_Answer = TypeVar("_Answer")
 
 __all__ = ["command"]
 
@@ -59,28 +70,19 @@ def start(pid: int, *, output: str | None, interval: float, no_nvml: bool) -> in
 @command.command("stop")
 def stop() -> int:
     """Stop the daemon; its log is finished first. Without one, nothing happens."""
-    client = _connect()
-    if client is None:
+    if _asked(_end) is None:
         say("no daemon runs")
-        return 0
-    try:
-        _ask(client, "stop")
-    finally:
-        client.close()
     return 0
 
 
 @command.command("status")
 def status() -> int:
     """Show what the daemon follows; exits 9 where none runs."""
-    client = _connect()
-    if client is None:
+    answer = _asked(lambda client: dict(client.request("status")))
+    if answer is None:
         write_result("no daemon runs\n")
         return NOT_RUNNING
-    try:
-        write_result(_render(_ask(client, "status")))
-    finally:
-        client.close()
+    write_result(_render(answer))
     return 0
 
 
@@ -124,23 +126,64 @@ def _answering() -> Iterator[None]:
     Raises:
         EnvironmentUnusableError: it does not answer.
     """
+    directory = runtime_directory(os.environ)
     try:
         yield
+    except PermissionError as error:
+        raise EnvironmentUnusableError(
+            f"{directory} belongs to another user; set XDG_RUNTIME_DIR to a directory of your own"
+        ) from error
     except (OSError, ProtocolError) as error:
-        path = lock_path(runtime_directory(os.environ))
+        path = lock_path(directory)
         raise EnvironmentUnusableError(
             f"the daemon does not answer ({error}); end it by hand, its number is in {path}"
         ) from error
 
 
+def _end(client: Client) -> bool:
+    client.request("stop")
+    if not client.wait_for_end(timeout_s=_END_LIMIT_S):
+        raise TimeoutError("it does not come to its end")
+    return True
+
+
+def _asked(ask: Callable[[Client], _Answer]) -> _Answer | None:
+    """Return what the daemon that runs is asked for; None without one, or where it ends just now.
+
+    Raises:
+        EnvironmentUnusableError: it does not answer, or cannot be reached.
+    """
+    with _answering():
+        try:
+            client = _connect()
+            if client is None:
+                return None
+            with closing(client):
+                return ask(client)
+        except ConnectionError:
+            return None
+
+
 def _connect() -> Client | None:
-    with _answering():
-        return connect(runtime_directory(os.environ))
+    """Return a connection to the daemon; None where none runs. One that begins or ends has no socket for a moment.
 
-
-def _ask(client: Client, verb: str) -> dict[str, object]:
-    with _answering():
-        return dict(client.request(verb))
+    Raises:
+        EnvironmentUnusableError: it runs, and its socket is gone.
+        OSError: it does not answer.
+        ProtocolError: what answers is no monitor.
+    """
+    directory = runtime_directory(os.environ)
+    deadline = time.monotonic() + _SOCKETLESS_LIMIT_S
+    while (client := connect(directory, timeout_s=_READY_LIMIT_S)) is None:
+        owner = holder(directory)
+        if owner is None:
+            return None
+        if time.monotonic() >= deadline:
+            raise EnvironmentUnusableError(
+                f"a daemon runs, process {owner}, but its socket {socket_path(directory)} was removed; end it by hand"
+            )
+        time.sleep(_POLL_S)
+    return client
 
 
 def _keep(answer: dict[str, object], pid: int) -> int:
@@ -169,4 +212,5 @@ def _render(answer: dict[str, object]) -> str:
         f"follows process {_pid(answer)} every {answer['interval_s']} s, into {one_line(str(answer['output']))}\n"
         f"{answer['num_samples']} samples, {answer['num_missed']} missed, "
         f"{answer['num_dropped_records']} records could not be written\n"
+        + ("its log was deleted: what it records is lost\n" if answer.get("is_log_removed") else "")
     )

@@ -14,7 +14,7 @@ from lucid_cli.interrupts import Interrupts
 from lucid_cli.output import one_line, say, warn, write_result
 from lucid_cli.reporters.words import amount, counted, reason_words, scale
 from lucid_profiler.errors import EnvironmentUnusableError
-from lucid_profiler.monitor.log import Log, read_log
+from lucid_profiler.monitor.log import Log, read_log, rotated_parts
 from lucid_profiler.monitor.process import Monitor, launch
 from lucid_profiler.monitor.readings import REASONS
 from lucid_profiler.monitor.records import End, Event, Gap, Header, Sample, TargetExit
@@ -84,7 +84,11 @@ def new_log(output: str | None, pid: int) -> Path:
     if output is None:
         stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
         return Path(f"lucid-monitor-{stamp}-{pid}.jsonl")
+    if not output:
+        raise click.UsageError("-o: the name of the log is empty")
     path = Path(output)
+    if parts := rotated_parts(path):
+        raise click.UsageError(f"{parts[0][1]} is a part of an older log {output}; name another file with -o")
     try:
         path.open("xb").close()
         path.unlink()

@@ -108,6 +108,7 @@ _REASONS = {
     "no_monitor_log": "the monitor left no readable log",
     "agent_off": "the agent was switched off",
     "late": "the monitor did not get its turn in time",
+    "slow_driver": "calls of the driver took longer than the interval",
     "disk_full": "the monitor's disk was full",
     "non_finite": "not finite",
 }

@@ -14,7 +14,15 @@ from lucid_profiler.errors import EnvironmentUnusableError
 MAX_SOCKET_PATH_BYTES = 107
 _NUM_ATTEMPTS = 10
 
-__all__ = ["MAX_SOCKET_PATH_BYTES", "Lock", "lock_path", "make_private", "runtime_directory", "socket_path"]
+__all__ = [
+    "MAX_SOCKET_PATH_BYTES",
+    "Lock",
+    "holder",
+    "lock_path",
+    "make_private",
+    "runtime_directory",
+    "socket_path",
+]
 
 
 def runtime_directory(environ: Mapping[str, str]) -> Path:
@@ -62,6 +70,31 @@ def make_private(directory: Path) -> None:
         )
 
 
+def holder(directory: Path) -> str | None:
+    """Return the number of the process that holds the lock of a directory, "unknown" where it has not written it yet.
+
+    None where nobody holds it.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    try:
+        fd = os.open(lock_path(directory), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _owner(fd: int) -> str:
+    return os.pread(fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+
+
 class Lock:
     """Held by the one daemon of a directory; the kernel lets go of it when the daemon ends, however it ends.
 
@@ -80,7 +113,7 @@ class Lock:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                owner = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+                owner = _owner(self._fd)
                 os.close(self._fd)
                 raise EnvironmentUnusableError(f"a daemon runs already, process {owner}") from error
             if self._is_current():

@@ -51,6 +51,22 @@ class Client:
             raise EnvironmentUnusableError(str(answer.get("error", "the monitor refuses without a reason")))
         return {name: value for name, value in answer.items() if name != "id"}
 
+    def wait_for_end(self, *, timeout_s: float) -> bool:
+        """Wait until the monitor has closed the connection, as it does when its log is finished; return whether it has.
+
+        Whatever it answers meanwhile is lost.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            while True:
+                self._limit(deadline)
+                if not self._socket.recv(_PIECE_BYTES):
+                    return True
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()

@@ -136,12 +136,14 @@ class Daemon:
                 end.close()
 
     def _step(self) -> None:
-        for key, _ in self._selector.select(self._wait_s()):
+        ready = self._selector.select(self._wait_s())
+        for key, _ in ready:
             # A tick that is due comes before whatever else is waiting.
             self._tick()
             if self._ending is None:
                 key.data()
-        self._tick()
+        if not ready:  # else a request would wait for two ticks, which a slow driver makes long
+            self._tick()
         now_ns = self._clock.mono_ns()
         self._server.expire(now_ns)
         if self._sampler is None and now_ns >= self._idle_limit_ns:
@@ -317,14 +319,16 @@ class Daemon:
     def _close(self) -> None:
         if self._watchdog is not None:
             self._watchdog.close()
+        self._server.stop_listening()
+        if self._lock is not None:
+            self._lock.release()
+        # Who asked for the end sees by this that it has come.
         self._server.close()
         self._selector.close()
         if self._target is not None:
             self._target.close()
         if self._launcher_fd is not None:
             os.close(self._launcher_fd)
-        if self._lock is not None:
-            self._lock.release()
 
 
 def _open_gpus(clock: Clock, environ: dict[str, str] | None) -> GpuReader:

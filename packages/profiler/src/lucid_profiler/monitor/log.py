@@ -1,8 +1,8 @@
 """The log of a monitor: one write a line, rotated by size, readable after a crash; a full disk costs records only."""
 
 import errno
-import fcntl
 import os
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,15 +12,17 @@ from typing import Final
 
 from lucid_profiler import jsonio
 from lucid_profiler.errors import ReportError
+from lucid_profiler.file_lock import lock
 from lucid_profiler.monitor.records import Gap, Header, ReasonsChanged, Record, from_fields, to_fields
 from lucid_profiler.whole_lines import WholeLines
 
 MAX_PART_BYTES: Final = 64 << 20  # about three hours at ten samples a second
 MAX_PARTS: Final = 32
 SYNC_PERIOD_NS: Final = 5_000_000_000
+_MAX_PART_DIGITS: Final = 6  # a name that ends in a date is somebody else's file
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
-__all__ = ["MAX_PARTS", "MAX_PART_BYTES", "SYNC_PERIOD_NS", "Log", "LogWriter", "read_log"]
+__all__ = ["MAX_PARTS", "MAX_PART_BYTES", "SYNC_PERIOD_NS", "Log", "LogWriter", "read_log", "rotated_parts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +62,9 @@ def read_log(path: str | Path) -> Log:
 
 def rotated_parts(path: Path) -> list[tuple[int, Path]]:
     """Return the parts that were set aside, oldest first, each with its number."""
-    prefix = f"{path.name}."
-    numbered = [
-        (int(part.name.removeprefix(prefix)), part)
-        for part in path.parent.glob("*")
-        if part.name.startswith(prefix) and part.name.removeprefix(prefix).isdecimal()
-    ]
-    return sorted(numbered)
+    name = re.compile(re.escape(path.name) + rf"\.(0|[1-9][0-9]{{0,{_MAX_PART_DIGITS - 1}}})", re.ASCII)
+    found = ((name.fullmatch(part.name), part) for part in path.parent.glob("*"))
+    return sorted((int(match[1]), part) for match, part in found if match)
 
 
 def _read_part(path: Path, *, may_be_torn: bool) -> Log:
@@ -164,6 +162,10 @@ class LogWriter:
             self._repeated = None
         return self._has_header and self._repeated is None
 
+    def is_removed(self) -> bool:
+        """Return whether somebody has deleted the file: what is written to it is lost then."""
+        return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
+
     def sync(self, *, is_due_only: bool = False) -> None:
         """Have what was written reach the disk; with `is_due_only` not before five seconds since the last time."""
         now_ns = self._mono_ns()
@@ -219,7 +221,7 @@ class LogWriter:
             return
         try:
             fd = os.open(self._path, _FLAGS | os.O_EXCL, 0o644)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(fd)
         except OSError:
             with suppress(OSError):
                 os.rename(aside, self._path)  # noqa: PTH104 - as above
@@ -244,7 +246,7 @@ def _open(path: Path) -> int:
     fd = os.open(path, _FLAGS, 0o644)
     try:
         # Another monitor may be writing to it; what it has not finished yet must not be cut off.
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(fd)
         _whole_size(fd)
     except OSError as error:
         os.close(fd)

@@ -1,5 +1,6 @@
 """Starts the monitor as a process of its own, and ends it; nothing that goes wrong there stops a measurement."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -146,7 +147,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _spawn(directory: Path | None) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     """Start the process in a session of its own: what a terminal sends to this one does not reach it."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = (_above_standard(end) for end in socket.socketpair())
     words = ["--control", str(theirs.fileno())]
     words += ["--launcher", str(os.getpid())] if directory is None else ["--directory", str(directory.absolute())]
     try:
@@ -167,6 +168,14 @@ def _spawn(directory: Path | None) -> tuple["subprocess.Popen[bytes]", socket.so
     finally:
         theirs.close()
     return process, ours
+
+
+def _above_standard(connection: socket.socket) -> socket.socket:
+    """Return a connection under a number of no standard file: where those are closed, new files get their numbers."""
+    if connection.fileno() > 2:
+        return connection
+    with connection:
+        return socket.socket(fileno=fcntl.fcntl(connection.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def _environment() -> dict[str, str]:

@@ -66,7 +66,7 @@ _LIMITS = {
     "clock_sm_mhz": (0, 100_000),
     "clock_memory_mhz": (0, 100_000),
     "clocks_event_reasons": (0, _BLANK_FROM - 1),
-    "temperature_c": (-100, 250),
+    "temperature_c": (0, 250),  # the call returns a signed number: all bits set are -1
     "energy_mj": (0, _BLANK_FROM - 1),
     "process_memory_bytes": (1, _MAX_BYTES),
     "others_memory_bytes": (0, _MAX_BYTES),

@@ -55,10 +55,11 @@ class Sampler:
         self._watch = ClockWatch(clock)
         self._first = self._watch.anchor
         self._schedule = Schedule(clock.mono_ns(), interval_ns=interval_ns)
-        self._tree = proc.Tree(target.pid, start_ticks=target.start_ticks)
+        self._tree = proc.Tree(target.pid, start_ticks=target.start_ticks, why_hidden=target.why_hidden)
         self._plan = Plan(clock.mono_ns())
         self._late = Distribution()
         self._last_ns: int | None = None
+        self._last_nvml_ns = 0  # of the last tick
         self._num_notes = 0
         self._memory_api = gpus.memory_api
         self._has_exit = self._has_end = False
@@ -89,7 +90,8 @@ class Sampler:
             return
         self._check_clocks()
         if tick.num_missed and self._last_ns is not None:
-            self._book.add_gap(Gap(begin_ns=self._last_ns, end_ns=now_ns, reason="late"))
+            self._add_late(self._last_ns, now_ns)
+        nvml_ns = self._nvml_ns()
         host = self._read_host(tick)
         gpus = self._read_gpus(tick)
         self._note_devices(now_ns)
@@ -104,7 +106,7 @@ class Sampler:
             )
         )
         self._late.add(tick.late_ns)
-        self._last_ns = now_ns
+        self._last_ns, self._last_nvml_ns = now_ns, self._nvml_ns() - nvml_ns
         self.num_samples += 1
         self._log.sync(is_due_only=True)
 
@@ -181,6 +183,7 @@ class Sampler:
             "num_missed": self._schedule.num_missed,
             "late_ns": self._late.summary(),
             "num_dropped_records": self._log.num_dropped,
+            "is_log_removed": self._log.is_removed(),
             "num_devices": len(self._gpus.devices),
             "reason": self._gpus.reason,
             "own_cpu_s": self._own_cpu_s(),
@@ -257,7 +260,15 @@ class Sampler:
     def _end_schedule(self, end_ns: int) -> None:
         if self._schedule.end(end_ns):
             begin_ns = self._first.mono_ns if self._last_ns is None else self._last_ns
-            self._book.add_gap(Gap(begin_ns=begin_ns, end_ns=end_ns, reason="late"))
+            self._add_late(begin_ns, end_ns)
+
+    def _add_late(self, last_ns: int, now_ns: int) -> None:
+        """Write that deadlines passed since the last tick: the driver took most of that time, or no turn came."""
+        reason = "slow_driver" if 2 * self._last_nvml_ns > now_ns - last_ns else "late"
+        self._book.add_gap(Gap(begin_ns=last_ns, end_ns=now_ns, reason=reason))
+
+    def _nvml_ns(self) -> int:
+        return sum(self._gpus.nvml_ns.values())
 
     def _write_end(self, status: str) -> None:
         with self._log.turn:

@@ -1,10 +1,11 @@
 """The control socket inside the daemon's loop: no client can hold up the sampling, whatever it sends or does not read.
 
 A client has one second for each request, is read in pieces of bounded size, gets one answer at a time, and is closed
-when it breaks a rule.
+when it breaks a rule. What it has done in time counts as that, also where the daemon comes to it later.
 """
 
 import os
+import select
 import selectors
 import socket
 import struct
@@ -39,6 +40,9 @@ class _Client:
     @property
     def is_trusted(self) -> bool:
         return self.deadline_ns is None
+
+    def is_late(self, now_ns: int) -> bool:
+        return self.deadline_ns is not None and now_ns >= self.deadline_ns
 
 
 class Server:
@@ -97,23 +101,29 @@ class Server:
         self._add(connection, deadline_ns=None)
 
     def expire(self, now_ns: int) -> None:
-        """Close the clients that have run out of time."""
+        """Close the clients that have run out of time, but for those that only wait for this process."""
         for client in list(self._clients):
-            if client.deadline_ns is not None and now_ns >= client.deadline_ns:
+            if client.is_late(now_ns) and _is_ready(client):
+                self._serve(client)
+            if client in self._clients and client.is_late(now_ns):
                 self._close(client)
 
-    def close(self) -> None:
-        """Close everything and remove the socket's name."""
-        for client in list(self._clients):
-            self._clients.discard(client)
-            self._selector.unregister(client.socket)
-            client.socket.close()
+    def stop_listening(self) -> None:
+        """Remove the socket's name; who is connected stays so."""
         if self._listener is not None and self._path is not None:
             self._selector.unregister(self._listener)
             self._listener.close()
             with suppress(FileNotFoundError):
                 self._path.unlink()
             self._listener = None
+
+    def close(self) -> None:
+        """Remove the socket's name and close all connections."""
+        self.stop_listening()
+        for client in list(self._clients):
+            self._clients.discard(client)
+            self._selector.unregister(client.socket)
+            client.socket.close()
 
     def _accept(self) -> None:
         if self._listener is None:
@@ -158,8 +168,7 @@ class Server:
                 return
             client.num_requests += 1
             answer = self._handle(request)
-            if client.deadline_ns is not None:
-                client.deadline_ns = self._mono_ns() + CLIENT_LIMIT_NS
+            self._give_time(client)
             client.unsent = encode_answer(answer)
             self._send(client)
             if client.num_requests >= MAX_REQUESTS and not client.is_trusted:
@@ -168,8 +177,14 @@ class Server:
     def _send(self, client: _Client) -> None:
         with suppress(BlockingIOError):
             client.unsent = client.unsent[client.socket.send(client.unsent) :]
+        if not client.unsent:
+            self._give_time(client)
         wanted = selectors.EVENT_WRITE if client.unsent else selectors.EVENT_READ
         self._selector.modify(client.socket, wanted, lambda: self._serve(client))
+
+    def _give_time(self, client: _Client) -> None:
+        if client.deadline_ns is not None:
+            client.deadline_ns = self._mono_ns() + CLIENT_LIMIT_NS
 
     def _close(self, client: _Client) -> None:
         if client not in self._clients:
@@ -179,6 +194,13 @@ class Server:
         client.socket.close()
         if client.is_trusted:
             self._on_trusted_end()
+
+
+def _is_ready(client: _Client) -> bool:
+    """Return whether a client has sent something, or taken what it was sent, that nobody has looked at yet."""
+    poll = select.poll()
+    poll.register(client.socket, select.POLLOUT if client.unsent else select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _peer_uid(connection: socket.socket) -> int:

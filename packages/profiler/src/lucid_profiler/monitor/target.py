@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from lucid_profiler.errors import EnvironmentUnusableError
-from lucid_profiler.monitor.tree import Stat, read_stat, sees_own_namespace
+from lucid_profiler.monitor.tree import Stat, read_stat, why_hidden
 
 MAX_ARGV_CHARS = 4096  # of what answers say; even words that are no text stay far below a frame
 _NR_PIDFD_OPEN = 434  # the same on every architecture: https://man7.org/linux/man-pages/man2/pidfd_open.2.html
@@ -57,6 +57,9 @@ class Target:
         start_ticks: when it was started, in clock ticks since boot, if the caller knows: another process of that
             number is refused then.
 
+    Attributes:
+        why_hidden: a code of `REASONS` for where /proc shows nothing of it.
+
     Raises:
         EnvironmentUnusableError: there is no such process, or it cannot be followed here.
     """
@@ -73,6 +76,8 @@ class Target:
             self.close()
             raise
         self.start_ticks = None if stat is None else stat.start_ticks
+        # Of processes of other users /proc may be told to show nothing.
+        self.why_hidden = why_hidden() or "no_permission"
         self.argv = None if stat is None else _argv(pid)
 
     def has_ended(self) -> bool:
@@ -92,16 +97,22 @@ class Target:
         return None if code is None else _decode(code)
 
     def environ(self) -> dict[str, str] | None:
-        """Return the environment that the process was started with; None where that is denied."""
+        """Return the environment that the process was started with; None where that is denied or overwritten.
+
+        Of a variable that is there twice the first counts, as for getenv(3).
+        """
         if self.start_ticks is None:
             return None
         try:
             with open(f"/proc/{self.pid}/environ", "rb") as file:  # noqa: PTH123 - /proc is no place for paths
-                entries = (entry.partition(b"=") for entry in file.read().split(b"\0"))
-                environ = {os.fsdecode(name): os.fsdecode(value) for name, mark, value in entries if mark}
+                entries = [entry.partition(b"=") for entry in file.read().removesuffix(b"\0").split(b"\0")]
         except OSError:
             return None
-        return None if self.has_ended() else environ
+        # A program may write a title for itself over its environment.
+        is_whole = all(name and mark for name, mark, _ in entries) or entries == [(b"", b"", b"")]
+        if self.has_ended() or not is_whole:
+            return None
+        return {os.fsdecode(name): os.fsdecode(value) for name, mark, value in reversed(entries) if mark}
 
     def describe(self) -> Mapping[str, object]:
         """Return what the log's header says about the process."""
@@ -129,18 +140,33 @@ def _open(pid: int) -> int:
     except OSError as error:
         # A thread's number, or a number that no process can have.
         if error.errno in {errno.EINVAL, errno.ENOENT}:
-            raise _no_process(pid) from error
+            raise _no_process(pid, process=_process_of(pid)) from error
         raise EnvironmentUnusableError(
             f"process {pid} cannot be followed: this system has no process descriptors ({error.strerror})"
         ) from error
 
 
-def _no_process(pid: int) -> EnvironmentUnusableError:
+def _no_process(pid: int, *, process: int | None = None) -> EnvironmentUnusableError:
+    if process is not None:
+        return EnvironmentUnusableError(f"{pid} is a thread of process {process}; name that process")
+    stat = _stat_of(pid)
+    if stat is not None and stat.has_ended:
+        return EnvironmentUnusableError(f"process {pid} has ended; only its status is still to be asked for")
     return EnvironmentUnusableError(f"process {pid} does not exist")
 
 
+def _process_of(pid: int) -> int | None:
+    """Return the process to which a thread belongs; None where there is no such thread of another number."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123 - /proc is no place for paths
+            process = int(file.read().partition(b"\nTgid:")[2].split(maxsplit=1)[0])
+    except (OSError, IndexError, ValueError):
+        return None
+    return None if process == pid else process
+
+
 def _stat_of(pid: int) -> Stat | None:
-    return read_stat(pid) if sees_own_namespace() else None
+    return None if why_hidden() else read_stat(pid)
 
 
 def _argv(pid: int) -> list[str] | None:

@@ -4,6 +4,7 @@ A process belongs to the tree once it has been seen below it, also when its pare
 never does, though its target may have started it. What processes used that have ended is kept by `Total`.
 """
 
+import errno
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,11 +17,12 @@ from lucid_profiler.monitor.totals import Part, Total
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENDED = frozenset("ZXx")
+_GONE = frozenset({errno.ENOENT, errno.ESRCH})
 _READ_BYTES = 8192
 _MAX_GENERATIONS = 64
 _MAX_DIGITS = 40  # of a number in /proc with the blanks before it
 
-__all__ = ["Stat", "Tree", "read_available_bytes", "read_own_peak_bytes", "read_stat", "sees_own_namespace"]
+__all__ = ["Stat", "Tree", "read_available_bytes", "read_own_peak_bytes", "read_stat", "why_hidden"]
 
 
 class Stat(NamedTuple):
@@ -35,6 +37,11 @@ class Stat(NamedTuple):
     rss_pages: int
     exit_code: int  # 0 also where the kernel does not tell us
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of its threads have ended; the first may end before the others, and is a zombie then."""
+        return self.state in _ENDED and self.num_threads <= 1
+
 
 class _Io(NamedTuple):
     read_bytes: int
@@ -44,17 +51,43 @@ class _Io(NamedTuple):
 def read_stat(pid: int) -> Stat | None:
     """Return what /proc says about a process; None where there is none."""
     try:
-        return _parse_stat(_read(f"/proc/{pid}/stat"))
+        return _find_stat(pid)
     except OSError:
         return None
 
 
-def sees_own_namespace() -> bool:
-    """Return whether /proc numbers processes as this process does, rather than as another namespace does."""
+def _find_stat(pid: int) -> Stat | None:
+    """Return what /proc says about a process; None where there is none.
+
+    Raises:
+        OSError: it could not be read although there may be one.
+    """
     try:
-        return str(Path("/proc/self").readlink()) == str(os.getpid())
+        return _parse_stat(_read(f"/proc/{pid}/stat"))
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise
+
+
+def _shows_newest_pid() -> bool:
+    """Return whether /proc/loadavg is the kernel's: what a container puts in its place may stand still."""
+    try:
+        return os.stat("/proc/loadavg").st_dev == os.stat("/proc").st_dev  # noqa: PTH116 - as above
     except OSError:
         return False
+
+
+def why_hidden() -> str | None:
+    """Return why /proc shows nothing of any process here, a code of `REASONS`; None where it does.
+
+    Its numbers are of no use where they are those of another namespace.
+    """
+    try:
+        own = str(Path("/proc/self").readlink())
+    except OSError:
+        return "not_supported"
+    return None if own == str(os.getpid()) else "pid_namespace"
 
 
 def read_available_bytes() -> int | None:
@@ -72,14 +105,17 @@ class Tree:
 
     Args:
         pid: the process at the root.
-        start_ticks: when it was started; None where /proc cannot be used, and then every reading is None.
+        start_ticks: when it was started; None where /proc shows nothing of it, and then every reading is None.
+        why_hidden: why it does not, a code of `REASONS`.
     """
 
-    def __init__(self, pid: int, *, start_ticks: int | None) -> None:
+    def __init__(self, pid: int, *, start_ticks: int | None, why_hidden: str = "pid_namespace") -> None:
         self._members: dict[int, int] = {} if start_ticks is None else {pid: start_ticks}
         self._is_readable = start_ticks is not None
+        self._absence = "not_found" if self._is_readable else why_hidden
         self._known: set[int] = set()
-        self._last_pid = b""
+        self._last_pid: int | None = None
+        self._counts_starts = _shows_newest_pid()
         self._cpu, self._read, self._written = Total(_inherited_ticks), Total(_read_bytes), Total(_written_bytes)
 
     @property
@@ -89,11 +125,18 @@ class Tree:
 
     def scan(self) -> None:
         """Look for new descendants; only processes that were not there at the last look are read."""
-        last_pid = self._newest_pid()
-        if not self._is_readable or last_pid == self._last_pid:
+        if not self._is_readable:
             return
+        last_pid = self._newest_pid()
+        if last_pid is not None and last_pid == self._last_pid:
+            return
+        try:
+            listed = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - only names
+        except OSError:
+            return  # the next look may be luckier
+        if last_pid is not None and self._last_pid is not None and last_pid < self._last_pid:
+            self._known.clear()  # numbers are given out anew: a known one may be another process's by now
         self._last_pid = last_pid
-        listed = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - only names
         self._known &= listed
         new = {pid: stat for pid in sorted(listed - self._known) if (stat := read_stat(pid)) is not None}
         self._known |= {pid for pid, stat in new.items() if stat.parent in listed or stat.parent == 0}
@@ -119,22 +162,25 @@ class Tree:
         for pid, start_ticks in list(self._members.items()):
             # The number is checked last: then everything before it was about the same process.
             io = _read_io(pid)
-            stat = read_stat(pid)
+            try:
+                stat = _find_stat(pid)
+            except OSError:  # out of descriptors, for example: nothing is known of this one, and so not of all
+                return _unreadable("gap")
             if stat is None or stat.start_ticks != start_ticks:
                 del self._members[pid]
                 # Another process may have got its number.
                 self._known.discard(pid)
-                self._last_pid = b""
+                self._last_pid = None
                 continue
             living[pid], usage[pid] = stat, io
         if not living:
-            return _unreadable("not_found" if self._is_readable else "pid_namespace")
+            return _unreadable(self._absence)
         stats = living.values()
         values: Values = {
             "cpu_time_s": self._cpu.update({pid: _ticks(stat) for pid, stat in living.items()}) / _TICKS_PER_S,
-            "rss_bytes": sum(stat.rss_pages for stat in stats) * _PAGE_BYTES,
-            "num_processes": sum(stat.state not in _ENDED for stat in stats),
-            "num_threads": sum(stat.num_threads for stat in stats if stat.state not in _ENDED),
+            "rss_bytes": sum(_rss_pages(pid, stat) for pid, stat in living.items()) * _PAGE_BYTES,
+            "num_processes": sum(not stat.has_ended for stat in stats),
+            "num_threads": sum(stat.num_threads for stat in stats if not stat.has_ended),
         }
         more, reasons = self._io(living, usage)
         return {**values, **more}, reasons
@@ -145,7 +191,7 @@ class Tree:
         found = False
         for pid in self._members:
             try:
-                amount = _kib_field(_read(f"/proc/{pid}/smaps_rollup"), b"Pss:")
+                amount = _read_pss(pid)
             except PermissionError:
                 return {"pss_bytes": None}, {"pss_bytes": "no_permission"}
             except OSError:
@@ -156,17 +202,16 @@ class Tree:
         if found:
             return {"pss_bytes": total}, {}
         has_root = any(os.path.exists(f"/proc/{pid}") for pid in self._members)  # noqa: PTH110 - /proc
-        return {"pss_bytes": None}, {"pss_bytes": "not_supported" if has_root else self._absence()}
+        return {"pss_bytes": None}, {"pss_bytes": "not_supported" if has_root else self._absence}
 
-    def _absence(self) -> str:
-        return "not_found" if self._is_readable else "pid_namespace"
-
-    def _newest_pid(self) -> bytes:
-        """Return a text that changes when a process is started."""
+    def _newest_pid(self) -> int | None:
+        """Return the number that was given out last, which changes when a process is started; None if not known."""
+        if not self._counts_starts:
+            return None
         try:
-            return _read("/proc/loadavg").rpartition(b" ")[2]
-        except OSError:
-            return os.urandom(8)
+            return int(_read("/proc/loadavg").rpartition(b" ")[2])
+        except (OSError, ValueError):
+            return None
 
     def _adopt(self, new: dict[int, Stat]) -> None:
         """Take in what is below the tree, parents before children."""
@@ -186,6 +231,41 @@ class Tree:
         read = {pid: Part(living[pid].parent, io.read_bytes, io.read_bytes) for pid, io in known.items()}
         written = {pid: Part(living[pid].parent, io.write_bytes, io.write_bytes) for pid, io in known.items()}
         return {"read_bytes": self._read.update(read), "write_bytes": self._written.update(written)}, {}
+
+
+def _rss_pages(pid: int, stat: Stat) -> int:
+    if stat.state not in _ENDED:
+        return stat.rss_pages
+    thread = _living_thread(pid, stat)
+    return 0 if thread is None else thread[1].rss_pages
+
+
+def _read_pss(pid: int) -> int | None:
+    """Return the PSS of a process in bytes; None where the kernel does not say.
+
+    Raises:
+        OSError: it cannot be read, or there is no such process.
+    """
+    try:
+        return _kib_field(_read(f"/proc/{pid}/smaps_rollup"), b"Pss:")
+    except OSError as error:
+        stat = read_stat(pid) if error.errno in _GONE else None
+        thread = None if stat is None else _living_thread(pid, stat)
+        if thread is None:
+            raise
+        return _kib_field(_read(f"/proc/{thread[0]}/smaps_rollup"), b"Pss:")
+
+
+def _living_thread(pid: int, stat: Stat) -> tuple[int, Stat] | None:
+    """Return a thread that goes on after the first one has ended: only under its number /proc shows their memory."""
+    if stat.state not in _ENDED or stat.has_ended:
+        return None
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - only names
+            thread = read_stat(int(name))
+            if thread is not None and thread.state not in _ENDED:
+                return int(name), thread
+    return None
 
 
 def _ticks(stat: Stat) -> Part:
