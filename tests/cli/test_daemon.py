@@ -15,12 +15,9 @@ import pytest
 
 from cli.harness import Lucid, is_running
 from lucid_cli.commands.daemon import _answering
-from lucid_cli.commands.profile_attach import summarize
 from lucid_profiler.errors import EnvironmentUnusableError
 from lucid_profiler.monitor.address import Lock, socket_path
 from lucid_profiler.monitor.client import Client
-from lucid_profiler.monitor.log import Log
-from lucid_profiler.monitor.records import Event, Gap, Header
 from support import fake_nvml
 
 LIMIT_S = 30
@@ -244,31 +241,6 @@ def test_attach_follows_to_the_end_and_sums_up(lucid: Lucid) -> None:
     assert "at most 1 process\n" in text
     assert "GPUs were not read" in text
     assert b"log: log.jsonl" in err
-
-
-def test_what_attach_could_not_read_is_in_its_sum() -> None:
-    """For each device and reason the whole time, and what was missing altogether."""
-    header = Header(
-        target={"pid": 7},
-        started="2026-01-02T03:04:05Z",
-        anchor={},
-        interval_ns=10**8,
-        tiers={},
-        devices=({"uuid": "GPU-1", "name": "NVIDIA H200"},),
-        memory_api="v2",
-        reason=None,
-        versions={},
-    )
-    gaps: list[Event | Gap] = [
-        Gap(begin_ns=0, end_ns=2 * 10**9, reason="lost", device="GPU-1"),
-        Gap(begin_ns=5 * 10**9, end_ns=6 * 10**9 + 3 * 10**8, reason="lost", device="GPU-1"),
-        Event(mono_ns=8 * 10**9, name="suspend", data={"size_ns": 60 * 10**9}),
-        Gap(begin_ns=79 * 10**8, end_ns=8 * 10**9, reason="suspend"),
-        Gap(begin_ns=7 * 10**9, end_ns=8 * 10**9, reason="disk_full", num_records=3),
-    ]
-    *_, of_device, of_all = summarize(Log(records=(header, *gaps), num_torn=0, num_unknown=0)).splitlines()
-    assert of_device.startswith("GPU-1: not read for 3.3 s (the GPU has fallen off the bus")
-    assert of_all == "everything: not read for 60.0 s (the machine slept)"
 
 
 def test_a_long_command_line_is_no_obstacle(lucid: Lucid, runtime: Path) -> None:

@@ -116,6 +116,56 @@ parameter.grad = torch.ones(1)
 optimizer = torch.optim.SGD([parameter], lr=0.1)
 """
 
+# What compiled models do with modules, and the public functions in the middle of it: no graph may break.
+COMPILED = """
+import torch
+import lucid_profiler
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        self.tail = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.last = None
+    def forward(self, x):
+        for layer in self.layers[:2]:
+            x = layer(x)
+        self.last = self.layers[1]
+        lucid_profiler.mark("inside")
+        with lucid_profiler.fit():
+            x = nn.Sequential(self.layers[2], nn.Identity())(self.tail[:2](x))
+        lucid_profiler.loss(x)
+        lucid_profiler.state("x", x)
+        return x
+
+torch.manual_seed(0)
+net = Net()
+step = torch.compile(net, backend="eager", fullgraph=True)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    step(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+print(net.layers[0].weight.detach().numpy().tobytes().hex())
+"""
+
+FITS_IN_ASYNC = """
+import asyncio, torch
+import lucid_profiler
+
+async def train():
+    async with lucid_profiler.fit() as entered:
+        assert entered is None
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        weight.grad = torch.ones(2)
+        optimizer.step()
+
+asyncio.run(train())
+assert lucid_profiler.fit().enter_result is None
+"""
+
 LEAVES_WITHOUT_HANDLERS = """
 import os, torch
 weight = torch.nn.Parameter(torch.ones(2))
@@ -200,6 +250,25 @@ def test_parameters_are_digested_under_their_module_paths(trained: Profiled) -> 
     assert {f"optimizer0.state.{name}.momentum_buffer" for name in names} < set(
         trained.state("optimizer_state").tensors
     )
+
+
+def test_a_compiled_model_is_compiled_as_without_the_agent(tmp_path: Path) -> None:
+    """Its one graph stays whole, its bytes are the same, and what it calls of ours inside does nothing."""
+    path = tmp_path / "script.py"
+    path.write_text(COMPILED)
+    plain = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)
+    profiled = _profile(tmp_path, COMPILED)
+    assert (profiled.done.stdout, profiled.done.returncode) == (plain.stdout, 0), profiled.done.stderr
+    assert profiled.seen.agent.num_steps == 3
+    assert profiled.seen.agent.num_errors == 0
+    assert {state.part for state in profiled.seen.states} == {"parameters", "optimizer_state"}
+
+
+def test_the_interval_can_be_entered_in_a_coroutine(tmp_path: Path) -> None:
+    """As what there is without an agent can be."""
+    profiled = _profile(tmp_path, FITS_IN_ASYNC)
+    assert (profiled.done.returncode, profiled.done.stderr) == (0, "")
+    assert profiled.seen.wall.source == "fit"
 
 
 def test_each_step_is_recorded_once_although_workers_are_forked(trained: Profiled) -> None:

@@ -61,7 +61,7 @@ def _readings(cuda: Cuda, lines: Lines, *, every_ns: int = SECOND_NS, pools: boo
 def test_a_line_says_what_the_allocator_says() -> None:
     """All pools together, current and peak, with the device and the number of steps."""
     lines = Lines()
-    _readings(Cuda(), lines).after_step(1, step=5, now_ns=SECOND_NS)
+    _readings(Cuda(), lines).after_step([1], step=5, now_ns=SECOND_NS)
     (line,) = lines
     assert line.pop("kind") == "allocator"
     assert from_plain(AllocatorEntry, line, Counter()) == AllocatorEntry(
@@ -83,17 +83,26 @@ def test_readings_keep_their_interval() -> None:
     cuda, lines = Cuda(), Lines()
     readings = _readings(cuda, lines)
     for step in range(100):
-        readings.after_step(0, step=step, now_ns=SECOND_NS + step * SECOND_NS // 10)
+        readings.after_step([0], step=step, now_ns=SECOND_NS + step * SECOND_NS // 10)
     assert [line["step"] for line in lines] == list(range(0, 100, 10))
     assert cuda.num_readings == 10
 
 
-@pytest.mark.parametrize(("device", "every_ns"), [(None, SECOND_NS), (0, 0)])
-def test_without_a_device_or_an_interval_cuda_is_not_asked(device: int | None, every_ns: int) -> None:
+def test_an_optimizer_on_several_devices_has_a_reading_of_each() -> None:
+    """At the same interval as one on a single device."""
+    lines = Lines()
+    readings = _readings(Cuda(), lines)
+    readings.after_step([0, 1], step=1, now_ns=SECOND_NS)
+    readings.after_step([0, 1], step=2, now_ns=SECOND_NS + 1)
+    assert [(line["device"], line["step"]) for line in lines] == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize(("devices", "every_ns"), [([], SECOND_NS), ([0], 0)])
+def test_without_a_device_or_an_interval_cuda_is_not_asked(devices: list[int], every_ns: int) -> None:
     """Neither by a step nor at the end."""
     cuda, lines = Cuda(), Lines()
     readings = _readings(cuda, lines, every_ns=every_ns, pools=True)
-    readings.after_step(device, step=1, now_ns=SECOND_NS)
+    readings.after_step(devices, step=1, now_ns=SECOND_NS)
     readings.read_now(step=1)
     assert not lines
     assert (cuda.num_readings, cuda.num_snapshots) == (0, 0)
@@ -103,9 +112,9 @@ def test_a_capture_puts_a_reading_off() -> None:
     """The next step outside it is read."""
     cuda, lines = Cuda(is_capturing=True), Lines()
     readings = _readings(cuda, lines)
-    readings.after_step(0, step=1, now_ns=SECOND_NS)
+    readings.after_step([0], step=1, now_ns=SECOND_NS)
     cuda.is_capturing = False
-    readings.after_step(0, step=2, now_ns=SECOND_NS + 1)
+    readings.after_step([0], step=2, now_ns=SECOND_NS + 1)
     assert [line["step"] for line in lines] == [2]
 
 
@@ -114,7 +123,7 @@ def test_every_device_that_steps_is_read() -> None:
     lines = Lines()
     readings = _readings(Cuda(), lines)
     for step in range(1, 5):
-        readings.after_step(step % 2, step=step, now_ns=SECOND_NS * step)
+        readings.after_step([step % 2], step=step, now_ns=SECOND_NS * step)
     assert [line["device"] for line in lines] == [1, 0, 1, 0, 1, 0, 1]
 
 
@@ -122,7 +131,7 @@ def test_the_end_is_read_although_nothing_is_due() -> None:
     """The last line belongs to the last step."""
     lines = Lines()
     readings = _readings(Cuda(), lines)
-    readings.after_step(0, step=1, now_ns=SECOND_NS)
+    readings.after_step([0], step=1, now_ns=SECOND_NS)
     readings.read_now(step=9)
     assert [line["step"] for line in lines] == [1, 9]
 
@@ -138,7 +147,7 @@ def test_private_pools_are_read_seldom_and_at_the_end(kind: type[Cuda]) -> None:
     cuda, lines = kind(segments=segments), Lines()
     readings = _readings(cuda, lines, pools=True)
     for step in range(12):
-        readings.after_step(0, step=step, now_ns=SECOND_NS * (7 + step))
+        readings.after_step([0], step=step, now_ns=SECOND_NS * (7 + step))
     readings.read_now(step=12)
     assert [line["private_pools_bytes"] for line in lines] == [7, *[None] * 9, 7, None, 7]
     assert [line["private_pools_allocated_bytes"] for line in lines] == [2, *[None] * 9, 2, None, 2]
@@ -156,7 +165,7 @@ def test_a_counter_that_is_not_there_is_none() -> None:
     """Another allocator may say less."""
     cuda, lines = Cuda(), Lines()
     cuda.memory_stats_as_nested_dict = lambda device: {}  # type: ignore[method-assign]
-    _readings(cuda, lines).after_step(0, step=1, now_ns=SECOND_NS)
+    _readings(cuda, lines).after_step([0], step=1, now_ns=SECOND_NS)
     assert {lines[0][name] for name in ("allocated_bytes", "peak_reserved_bytes", "num_ooms")} == {None}
 
 
@@ -165,7 +174,7 @@ def test_lines_are_bounded_and_a_note_says_so() -> None:
     cuda, lines = Cuda(), Lines()
     readings = _readings(cuda, lines, every_ns=1)
     for step in range(MAX_LINES + 5):
-        readings.after_step(0, step=step, now_ns=step)
+        readings.after_step([0], step=step, now_ns=step)
     readings.read_now(step=1)
     assert len(lines) == MAX_LINES + 1
     assert lines[-1] == {

@@ -6,10 +6,11 @@ import gc
 import inspect
 import io
 import pickle
+import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_profiler import hooks as hooks_module
 from lucid_profiler import tracking
 from lucid_profiler.hooks import TorchHooks
 from lucid_profiler.journal import Guard
@@ -65,7 +65,7 @@ def test_optimizers_in_turn_are_known_again(hooks: TorchHooks, tmp_path: Path, m
         num_named += 1
         return qualified_names(modules, wanted)
 
-    monkeypatch.setattr(hooks_module, "qualified_names", count)
+    monkeypatch.setattr(tracking, "qualified_names", count)
     heard = []
     hooks.watch(lambda tracked, _end_ns: heard.append((tracked.index, tracked.num_steps, tracked.optimizer)))
     optimizers = [_sgd() for _ in range(20)]
@@ -391,3 +391,101 @@ def test_a_wrapper_without_groups_is_not_an_optimizer(hooks: TorchHooks) -> None
     for _ in range(3):
         wrapper.step()
     assert [(tracked.optimizer, tracked.num_steps) for tracked in hooks.optimizers()] == [(inner, 3)]
+
+
+def test_a_parameter_that_takes_another_s_place_has_its_own_name(hooks: TorchHooks) -> None:
+    """Also where it has the identity of the one that it replaced, whose memory was free for it."""
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(2)) for name in ("first", "second")})
+    for parameter in model.parameters():
+        parameter.grad = torch.ones(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    params = optimizer.param_groups[0]["params"]
+    params.reverse()
+    model["first"], model["second"] = params
+    assert [hooks.parameter_names()[id(one)] for one in params] == ["first", "second"]
+    (tracked,) = hooks.optimizers()
+    del params[1]
+    hooks.parameter_names()
+    assert set(tracked.names.values()) == {"first"}
+
+
+class _Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Linear(2, 2)
+        self.head = torch.nn.Linear(2, 1)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.head(self.stem(inputs))
+
+
+def _compiled_within(net: _Net) -> torch.nn.Module:
+    net.stem = torch.compile(net.stem, backend="eager")  # type: ignore[assignment]
+    return net
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda net: net,
+        lambda net: torch.compile(net, backend="eager"),
+        _compiled_within,
+        torch.nn.DataParallel,
+        lambda net: torch.compile(torch.nn.DataParallel(net), backend="eager"),
+        lambda net: torch.nn.DataParallel(torch.compile(net, backend="eager")),  # type: ignore[type-var]
+    ],
+    ids=["plain", "compiled", "compiled within", "parallel", "compiled parallel", "parallel compiled"],
+)
+def test_what_wraps_a_model_is_not_in_the_names_of_its_parameters(
+    hooks: TorchHooks, wrap: Callable[[_Net], torch.nn.Module]
+) -> None:
+    """A compiled model and one that is not train the same parameters; two arms of them are compared."""
+    wrapped = wrap(_Net())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for parameter in wrapped.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert sorted(hooks.parameter_names().values()) == ["head.bias", "head.weight", "stem.bias", "stem.weight"]
+
+
+def test_threads_that_step_one_optimizer_are_told(hooks: TorchHooks) -> None:
+    """Their steps overlap, so that not each has a record; a step that raised and another after it do not."""
+    entered, done = threading.Event(), threading.Event()
+
+    class Waiting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                entered.set()
+                assert done.wait(60)
+            if closure is not None:
+                raise RuntimeError("as a step may")
+
+    optimizer = Waiting([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    with suppress(RuntimeError):
+        optimizer.step(lambda: 1.0)
+    optimizer.step()
+    assert hooks.notes() == []
+    other = threading.Thread(target=optimizer.step)
+    other.start()
+    assert entered.wait(60)
+    optimizer.step()
+    done.set()
+    other.join()
+    assert hooks.notes() == ["optimizer 0 is stepped by several threads at once: not all of its steps are recorded"]
+
+
+def test_threads_that_meet_at_the_first_step_follow_one_optimizer(hooks: TorchHooks) -> None:
+    """It has one number and one file of records."""
+    optimizer, barrier = _sgd(), threading.Barrier(8)
+
+    def step() -> None:
+        barrier.wait()
+        optimizer.step()
+
+    threads = [threading.Thread(target=step) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [tracked.index for tracked in hooks.optimizers()] == [0]

@@ -25,7 +25,11 @@ class _Cards:
     reserved: list[int]
     has_uuid: bool = True
     keeps_statistics: bool = True
+    contexts: tuple[int, ...] = (0,)
     events: list[str] = field(default_factory=list)
+
+    def has_context(self, index: int) -> bool:
+        return index in self.contexts
 
     def memory_reserved(self, index: int | None = None) -> int:
         if not self.keeps_statistics:
@@ -55,6 +59,7 @@ class _Cards:
         ):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "max_memory_reserved", self.memory_reserved)
+        monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", self.has_context, raising=False)
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(self.reserved))
@@ -115,6 +120,14 @@ def test_devices_in_use_are_those_with_memory_and_the_current_one(
     assert guard.errors == []
 
 
+def test_a_current_device_without_a_context_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that trains on another has queued nothing there; a wait would take memory for a context of its own."""
+    cards = _Cards(reserved=[0, GIB], contexts=(1,)).install(monkeypatch)
+    assert snapshot.devices_in_use([], Guard()) == [1]
+    cards.contexts = (0, 1)
+    assert snapshot.devices_in_use([], Guard()) == [0, 1]
+
+
 def test_without_statistics_the_devices_that_are_known_are_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may bring an allocator of its own; then a fault is counted, where there is more than one device."""
     guard = Guard()
@@ -142,7 +155,7 @@ def test_a_fit_on_another_than_the_current_device_is_waited_for_and_named(
     """Both its ends come after the waits, nothing is waited for in between, and a third device is left alone."""
     cards = _Cards(reserved=[0, 8 * GIB, 0]).install(monkeypatch)
     monkeypatch.setattr(session_module, "mark_monitor", lambda _run_dir, name: cards.events.append(name))
-    monkeypatch.setattr("lucid_profiler.hooks.device_in_use", lambda _optimizer: 1)
+    monkeypatch.setattr("lucid_profiler.hooks.devices_in_use", lambda _optimizer: (1,))
     guard = Guard()
     hooks = TorchHooks(tmp_path / "steps.ring", guard=guard)
     hooks.install()

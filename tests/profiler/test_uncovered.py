@@ -116,6 +116,40 @@ def test_an_optimizer_that_was_emptied_is_no_equal_one(
     assert process.seen().agent.uncovered == ("optimizer 0 was emptied after its last step",)
 
 
+def _weights(*values: float) -> list[nn.Parameter]:
+    weights = [nn.Parameter(torch.full((2,), float(value))) for value in values]
+    for weight in weights:
+        weight.grad = torch.ones(2)
+    return weights
+
+
+def test_parameters_that_left_an_optimizer_are_missed(process: Process) -> None:
+    """As a layer does that is frozen between two epochs: it was trained, and nobody has it any more."""
+    optimizer = torch.optim.SGD(_weights(1, 2, 3), lr=0.1)
+    optimizer.step()
+    optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][:2]
+    optimizer.step()
+    assert process.seen().agent.uncovered == ("optimizer 0 has 2 of the 3 parameters that it had",)
+
+
+def test_parameters_that_joined_an_optimizer_are_none_that_left(process: Process) -> None:
+    """As layers do that are thawed one after the other."""
+    optimizer = torch.optim.SGD(_weights(1), lr=0.1)
+    for value in (2, 3):
+        optimizer.step()
+        optimizer.param_groups[0]["params"] += _weights(value)
+    optimizer.step()
+    assert process.seen().agent.uncovered == ()
+
+
+def test_parameters_without_their_values_are_no_equal_ones(process: Process) -> None:
+    """A program may free memory before its evaluation and keep the objects."""
+    optimizer = torch.optim.SGD(_weights(1, 2), lr=0.1)
+    optimizer.step()
+    optimizer.param_groups[0]["params"][1].data = torch.empty(0)
+    assert process.seen().agent.uncovered == ("optimizer 0 has parameters that are smaller than they were",)
+
+
 def test_every_optimizer_that_lives_is_digested(process: Process) -> None:
     """As with one for each parameter, which step within the backward pass."""
     optimizers = [process.train() for _ in range(MAX_OPTIMIZERS + 4)]

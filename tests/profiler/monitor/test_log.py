@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ import pytest
 
 from lucid_profiler import jsonio
 from lucid_profiler.errors import ReportError
-from lucid_profiler.monitor.log import SYNC_PERIOD_NS, LogWriter, read_log, rotated_parts
+from lucid_profiler.monitor.log import SYNC_PERIOD_NS, LogReader, LogWriter, read_log, rotated_parts
 from lucid_profiler.monitor.records import (
     AnchorTaken,
     End,
@@ -180,6 +181,67 @@ def test_a_field_that_is_null_is_written() -> None:
         "pid": 2,
         "status": None,
     }
+
+
+def write_parts(path: Path, num: int) -> None:
+    """Write a log of so many samples in several parts."""
+    log = open_log(path, max_part_bytes=50_000)
+    for mono_ns in range(num):
+        log.write(make_sample(mono_ns))
+    log.close()
+
+
+def peak_bytes(path: Path) -> int:
+    """Return the most memory that going through a log takes."""
+    tracemalloc.start()
+    try:
+        for _ in LogReader(path):
+            pass
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_reader_keeps_no_records(tmp_path: Path) -> None:
+    """A log ten times as long is gone through in the same memory, and comes to the same records as when read whole."""
+    short, long = tmp_path / "short.jsonl", tmp_path / "long.jsonl"
+    write_parts(short, 2_000)
+    write_parts(long, 20_000)
+    assert len(rotated_parts(long)) > 10
+    assert tuple(LogReader(long)) == read_log(long).records
+    assert peak_bytes(long) < peak_bytes(short) + 16_384 < 200_000
+
+
+def test_a_reader_gives_what_stands_before_damage(path: Path, whole: bytes) -> None:
+    """Records come one by one; the error names the part and the line in it as that line is reached."""
+    part = path.with_name("monitor.jsonl.0")
+    lines = whole.splitlines(keepends=True)
+    part.write_bytes(b"".join([*lines[:3], b"\n", lines[3][:9] + b"\n", *lines[4:]]))
+    reader = iter(LogReader(path))
+    assert [next(reader) for _ in range(3)] == [make_header(), *RECORDS[:2]]
+    with pytest.raises(ReportError, match=r"monitor\.jsonl\.0: line 5: is damaged"):
+        next(reader)
+
+
+def test_a_torn_line_before_the_last_part_is_damage(path: Path, whole: bytes) -> None:
+    """Only the file that was written last may end in the middle of a line."""
+    path.with_name("monitor.jsonl.0").write_bytes(whole[:-5])
+    path.write_bytes(whole)
+    with pytest.raises(ReportError, match=rf"monitor\.jsonl\.0: line {len(RECORDS) + 1}: is damaged"):
+        list(LogReader(path))
+
+
+def test_a_reader_ends_at_a_line_that_is_being_written(path: Path, whole: bytes) -> None:
+    """A log that grows meanwhile is not damaged: what has no newline when it is reached is the last line."""
+    path.write_bytes(whole[:-1])
+    reader = LogReader(path)
+    records = iter(reader)
+    assert [next(records) for _ in range(len(RECORDS) + 1)] == [make_header(), *RECORDS]
+    with path.open("ab") as file:
+        file.write(b"\n" + whole)
+    assert list(records) == []
+    assert len(list(reader)) == 2 * len(RECORDS) + 2
+    assert reader.num_torn == 0
 
 
 def test_no_log_at_all_is_an_error(path: Path) -> None:

@@ -5,6 +5,7 @@ are started anew have an agent of their own, and write only if they train or cal
 program that a process executes in its own place, under the same pid.
 """
 
+import sys
 from pathlib import Path
 
 from lucid_profiler import api
@@ -42,4 +43,5 @@ def start(awaited: AwaitedAgent) -> None:
 
             add_requested(awaited, hooks=hooks, guard=guard, session=session)
     awaited.on_torch(hooks.install)
+    awaited.on_torch(lambda: api.attach_compiler(sys.modules["torch"].compiler.is_compiling))
     api.attach(session)

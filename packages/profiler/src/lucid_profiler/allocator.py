@@ -6,7 +6,7 @@ Only counters are read: nothing is emptied, no peak is reset, and a device that 
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 INTERVAL_S = 1.0
@@ -87,17 +87,17 @@ class AllocatorReadings:
         self._num_lines = 0
         self._devices: set[int] = set()
 
-    def after_step(self, device: int | None, *, step: int, now_ns: int) -> None:
+    def after_step(self, devices: Collection[int], *, step: int, now_ns: int) -> None:
         """Take a reading if one is due.
 
         Args:
-            device: that of the optimizer which stepped; None if it does not use CUDA.
+            devices: those of the optimizer which stepped; none if it does not use CUDA.
             step: number of steps so far.
             now_ns: time of the step's end.
         """
-        if device is None or not self._interval_ns:
+        if not devices or not self._interval_ns:
             return
-        self._devices.add(device)
+        self._devices.update(devices)
         if now_ns >= self._due_ns and not self._cuda.is_current_stream_capturing():
             self._due_ns = now_ns + self._interval_ns
             with_pools = self._with_private_pools and now_ns >= self._pools_due_ns

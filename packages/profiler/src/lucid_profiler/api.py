@@ -1,11 +1,12 @@
 """The functions that a script calls, and the session of this process that they speak to, if there is one."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from lucid_profiler import awaited
 
-__all__ = ["Session", "attach", "fit", "loss", "mark", "state"]
+__all__ = ["Session", "attach", "attach_compiler", "fit", "loss", "mark", "state"]
 
 
 class Session(Protocol):
@@ -27,6 +28,8 @@ class Session(Protocol):
 
 
 _session: Session | None = None
+_is_compiling: Callable[[], bool] = bool
+"""Whether torch traces the program: it inlines these functions, and could not inline what they do for a session."""
 
 
 def fit() -> AbstractContextManager[None]:
@@ -35,8 +38,11 @@ def fit() -> AbstractContextManager[None]:
     Under lucid its two ends are the run's wall interval. When CUDA is in use they are taken after a synchronisation of
     the current device and of every other on which the process has memory. A run has one timed interval: the first
     outermost one. Entering it again, inside or after the first, changes nothing, and the report notes how often; put
-    one `fit()` around all epochs and `mark()` the phases. It never raises, and outside lucid nothing happens.
+    one `fit()` around all epochs and `mark()` the phases. It never raises, and outside lucid nothing happens. Neither
+    this nor any of the functions below does anything inside a function that `torch.compile` has compiled.
     """
+    if _is_compiling():
+        return nullcontext()
     session = _found()
     if session is None or not session.active:
         return nullcontext()
@@ -53,6 +59,8 @@ def loss(value: Any) -> None:
     Args:
         value: a tensor of any shape, or a number; it is only read.
     """
+    if _is_compiling():
+        return
     session = _found()
     if session is not None and session.active:
         session.loss(value)
@@ -65,6 +73,8 @@ def mark(name: str) -> None:
     that is queued on a device counts in the phase that waits for it. A name is a text of 1 to 200 characters; the
     report notes a call with another one. This function never raises.
     """
+    if _is_compiling():
+        return
     session = _found()
     if session is not None and session.active:
         session.mark(name)
@@ -81,6 +91,8 @@ def state(part: str, value: Any) -> None:
             itself.
         value: a mapping of tensors, numbers and texts, nested or not, a tensor, or an object with `state_dict()`.
     """
+    if _is_compiling():
+        return
     session = _found()
     if session is not None and session.active:
         session.state(part, value)
@@ -90,6 +102,12 @@ def attach(session: Session | None) -> None:
     """Make `session` the one that the functions above speak to."""
     global _session  # noqa: PLW0603 - a process has one session, and the public functions take none
     _session = session
+
+
+def attach_compiler(is_compiling: Callable[[], bool]) -> None:
+    """Do nothing in the functions above where `is_compiling` is true: torch's own, which its compiler knows."""
+    global _is_compiling  # noqa: PLW0603 - as above
+    _is_compiling = is_compiling
 
 
 def _found() -> Session | None:

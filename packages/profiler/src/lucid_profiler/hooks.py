@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from threading import RLock, get_ident
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,11 +22,11 @@ from lucid_profiler.loader_waits import LoaderWaits
 from lucid_profiler.ring import RingWriter
 from lucid_profiler.tracking import (
     TrackedOptimizer,
-    device_in_use,
+    devices_in_use,
     followed,
     is_within_step,
+    num_elements,
     parameters,
-    qualified_names,
 )
 
 MAX_OPTIMIZERS = 8
@@ -63,6 +64,7 @@ class TorchHooks:
         self._begin_watchers: list[Watcher] = []
         self._is_cuda_in_use: Callable[[], bool] = bool
         self._active = True
+        self._adopting = RLock()  # which a signal's handler may ask for again
         self._num_adopted = 0
         self._num_gone = 0
         self._tracked: dict[int, TrackedOptimizer] = {}  # every living one, by identity
@@ -76,11 +78,12 @@ class TorchHooks:
             self._is_cuda_in_use = sys.modules["torch"].cuda.is_initialized
             optimizer = sys.modules["torch.optim.optimizer"]
             module = sys.modules["torch.nn.modules.module"]
+            on_registration = _unless(sys.modules["torch"].compiler.is_compiling, self._on_registration)
             self._handles += [
                 optimizer.register_optimizer_step_pre_hook(self._before_step),
                 optimizer.register_optimizer_step_post_hook(self._after_step),
-                module.register_module_parameter_registration_hook(self._on_registration),
-                module.register_module_module_registration_hook(self._on_registration),
+                module.register_module_parameter_registration_hook(on_registration),
+                module.register_module_module_registration_hook(on_registration),
             ]
             if self._waits is not None:
                 self._waits.install()
@@ -140,6 +143,7 @@ class TorchHooks:
         if starting is not None and not starting.num_steps:
             optimizers.append(starting)
         for tracked in optimizers:
+            tracked.name(list(self._modules.values()))
             for parameter, own_name, place in parameters(tracked):
                 if id(parameter) not in names:
                     name = own_name or tracked.names.get(id(parameter), place)
@@ -150,7 +154,7 @@ class TorchHooks:
 
     def devices(self) -> list[int]:
         """Return the CUDA devices that the optimizers of `optimizers()` keep busy."""
-        return sorted({tracked.device for tracked in self.optimizers() if tracked.device is not None})
+        return sorted({device for tracked in self.optimizers() for device in tracked.devices})
 
     @property
     def num_waits(self) -> int:
@@ -174,11 +178,7 @@ class TorchHooks:
 
     def uncovered(self) -> list[str]:
         """Say what was trained and can be read no more."""
-        found = [
-            f"optimizer {tracked.index} was emptied after its last step"
-            for tracked in self.optimizers()
-            if _is_emptied(tracked)
-        ]
+        found = [f"optimizer {tracked.index} {words}" for tracked in self.optimizers() if (words := _emptied(tracked))]
         if self._num_gone:
             found.append(f"{self._num_gone} of {self._num_adopted} optimizers were gone before the end of the process")
         return found
@@ -198,9 +198,12 @@ class TorchHooks:
                 if tracked is None:
                     return None
             # Still pending: the step before raised, or this one is called within it. Torch's wrapper calls the hooks.
-            if tracked.pending and is_within_step(optimizer, sys._getframe(1)):  # noqa: SLF001 - no other way to it
-                tracked.is_nested = True
-                return None
+            if tracked.pending:
+                if is_within_step(optimizer, sys._getframe(1)):  # noqa: SLF001 - no other way to it
+                    tracked.is_nested = True
+                    return None
+                if tracked.thread != get_ident() and _is_running(tracked.thread):
+                    tracked.note_threads()
             tracked.is_nested = False
             if len(args) > 1 and callable(args[1]):  # the first positional argument is the optimizer itself
                 return (args[0], self._begin_behind(args[1], tracked), *args[2:]), kwargs
@@ -220,6 +223,7 @@ class TorchHooks:
 
     def _begin(self, tracked: TrackedOptimizer, *, is_told: bool = True) -> None:
         tracked.pending = True
+        tracked.thread = get_ident()
         if tracked.device is None and self._is_cuda_in_use():
             self._find_device(tracked)
         if tracked.device is not None:
@@ -244,6 +248,7 @@ class TorchHooks:
             if self._ring is not None:
                 self._ring.write(tracked.begin_ns, end_ns, tracked.index, step=step)
             tracked.num_states = len(getattr(optimizer, "state", ()))
+            tracked.num_parameters = max(tracked.num_parameters, _num_parameters(optimizer))
             if tracked.device is not None:
                 self._time(tracked, tracked.device, is_end=True)
                 self._tell(self._device_watchers, tracked, end_ns)
@@ -279,10 +284,14 @@ class TorchHooks:
         """Find the device that an optimizer keeps busy; what has none is asked about ever more rarely."""
         if tracked.num_steps & (tracked.num_steps - 1) == 0:
             with self._guard:
-                tracked.device = device_in_use(tracked.optimizer)
+                tracked.devices = devices_in_use(tracked.optimizer)
 
     def _adopt(self, optimizer: Any, tracked: TrackedOptimizer | None) -> TrackedOptimizer | None:
         """Begin to follow an optimizer, hold it again, or name the parameters of one that has new groups."""
+        with self._adopting:  # several threads may step one
+            return self._follow(optimizer, tracked or self._tracked.get(id(optimizer)))
+
+    def _follow(self, optimizer: Any, tracked: TrackedOptimizer | None) -> TrackedOptimizer | None:
         # A class without groups passes its steps on to another optimizer, which is followed.
         if not self._active or not hasattr(optimizer, "param_groups"):
             return None
@@ -303,8 +312,10 @@ class TorchHooks:
             self._kept.append(tracked)
         if len(optimizer.param_groups) != tracked.num_groups:
             tracked.num_groups = len(optimizer.param_groups)
-            wanted = {id(parameter) for parameter, _, _ in parameters(tracked)}
-            tracked.names.update(qualified_names(list(self._modules.values()), wanted))
+            tracked.num_elements = max(tracked.num_elements, num_elements(optimizer))
+            tracked.name(list(self._modules.values()))
+            if tracked.devices:  # of which there may be more now
+                tracked.devices = devices_in_use(optimizer)
         return tracked
 
     def _forget(self, identity: int, _reference: Any) -> None:
@@ -313,9 +324,34 @@ class TorchHooks:
         self._num_gone += tracked is not None and tracked.num_steps > 0
 
 
-def _is_emptied(tracked: TrackedOptimizer) -> bool:
-    """Return whether an optimizer has fewer groups, none with a parameter, or less state than after its last step."""
+def _emptied(tracked: TrackedOptimizer) -> str | None:
+    """Say what an optimizer has lost since it stepped, groups, parameters, their values or state; None for nothing."""
     groups = tracked.optimizer.param_groups
-    has_parameters = any(len(group["params"]) for group in groups)
+    num_parameters = _num_parameters(tracked.optimizer)
     num_states = len(getattr(tracked.optimizer, "state", ()))
-    return len(groups) < tracked.num_groups or not has_parameters or num_states < tracked.num_states
+    if len(groups) < tracked.num_groups or not num_parameters or num_states < tracked.num_states:
+        return "was emptied after its last step"
+    if num_parameters < tracked.num_parameters:
+        return f"has {num_parameters} of the {tracked.num_parameters} parameters that it had"
+    if num_elements(tracked.optimizer) < tracked.num_elements:
+        return "has parameters that are smaller than they were"
+    return None
+
+
+def _num_parameters(optimizer: Any) -> int:
+    return sum([len(group["params"]) for group in optimizer.param_groups])
+
+
+def _unless(condition: Callable[[], bool], hook: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+    """Return a hook that does nothing where a condition holds: torch, when it traces a program, inlines its hooks."""
+
+    def call(module: Any, name: str, value: Any) -> None:
+        if not condition():
+            hook(module, name, value)
+
+    return call
+
+
+def _is_running(thread: int) -> bool:
+    """Return whether a thread goes on; the frames of those that do are known."""
+    return thread in sys._current_frames()  # noqa: SLF001 - the way that Python documents

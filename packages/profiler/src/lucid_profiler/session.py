@@ -5,9 +5,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import NoneType, TracebackType
+from types import NoneType
 from typing import Any
 
 from lucid_profiler import snapshot
@@ -296,7 +296,7 @@ class ProcessSession:
             return interval_ns(None)
 
     def _read_allocator(self, tracked: TrackedOptimizer, now_ns: int) -> None:
-        self._allocator.after_step(tracked.device, step=self._hooks.num_steps, now_ns=now_ns)
+        self._allocator.after_step(tracked.devices, step=self._hooks.num_steps, now_ns=now_ns)
 
     def _check_parameters(self, tracked: TrackedOptimizer, _now_ns: int) -> None:
         if self._parameters is not None:
@@ -348,18 +348,23 @@ class ProcessSession:
             self._journal.write(kind, **fields)
 
 
-class _Interval(AbstractContextManager[None]):
-    """The timed interval as a context manager, which may be entered more than once as `nullcontext` may."""
+class _Interval(nullcontext[None]):
+    """The timed interval as a context manager, which may be entered more than once, and with `async`, as its base."""
 
     def __init__(self, session: ProcessSession) -> None:
+        super().__init__()
         self._session = session
         self._counts: list[bool] = []
 
     def __enter__(self) -> None:
         self._counts.append(self._session.begin_fit())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._counts and self._counts.pop():
             self._session.end_fit()
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.__exit__()

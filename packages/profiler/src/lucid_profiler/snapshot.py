@@ -69,15 +69,22 @@ def _cuda_in_use(torch: Any) -> bool:
 def devices_in_use(busy: Sequence[int], guard: Guard) -> list[int]:
     """Return `busy`, the current CUDA device and all on which the program has memory; none before it uses CUDA.
 
-    Nothing here makes a context on a device: one with memory has it.
+    Nothing here makes a context on a device: one with memory has it, and the current one counts only if it has one.
     """
     torch = loaded_torch()
     if not _cuda_in_use(torch):
         return []
-    found = {*busy, int(torch.cuda.current_device())}
+    current = int(torch.cuda.current_device())
+    found = {*busy, *([current] if _has_context(torch, current) else [])}
     with guard:  # an allocator of the program's own may keep no statistics
         found |= {index for index in range(torch.cuda.device_count()) if _has_memory(torch, index, found)}
     return sorted(found)
+
+
+def _has_context(torch: Any, index: int) -> bool:
+    """Return whether the program has a context on a device, without which no work of it can be queued there."""
+    ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # noqa: SLF001 - torch asks so itself before it allocates
+    return ask is None or bool(ask(index))
 
 
 def _has_memory(torch: Any, index: int, known: Collection[int]) -> bool:

@@ -16,7 +16,20 @@ _FOLLOWED = (FunctionType, MethodType, partial)
 _REPEATS = "calls its closure again within a step: its step time includes the later calls"
 _NOT_FOLLOWED = "is given something callable that is no function: its step time includes what that does"
 
-__all__ = ["TrackedOptimizer", "device_in_use", "followed", "is_within_step", "parameters", "qualified_names"]
+_SEVERAL_THREADS = "is stepped by several threads at once: not all of its steps are recorded"
+# Wrappers keep a module under these names, and a parameter is the same one within.
+_WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
+
+__all__ = [
+    "TrackedOptimizer",
+    "devices_in_use",
+    "followed",
+    "is_within_step",
+    "num_elements",
+    "parameters",
+    "qualified_names",
+]
 
 _Begin = Callable[["TrackedOptimizer"], None]
 
@@ -25,24 +38,29 @@ class TrackedOptimizer:
     """One optimizer that stepped.
 
     `optimizer` is None while it is not among those that stepped last. `names` maps the identity of a parameter to its
-    qualified name; `device` is the index of the CUDA device that its steps keep busy, None while there is none;
-    `num_states` is how many entries its state had after its last step; `is_nested` says that the step under way calls
-    itself, as one does that calls its parent's; `remark` is what a reader has to know of its step times.
+    qualified name; `devices` are the indices of the CUDA devices that its steps keep busy, the one first whose time is
+    taken;
+    `num_states` is how many entries its state had after its last step; `num_parameters` and `num_elements` are the
+    most that its groups had; `is_nested` says that the step under way calls itself, as one does that calls its
+    parent's; `thread` began it; `remark` is what a reader has to know of its step times.
     """
 
     __slots__ = (
         "alive",
         "begin_ns",
-        "device",
+        "devices",
         "index",
         "is_nested",
         "names",
+        "num_elements",
         "num_groups",
+        "num_parameters",
         "num_states",
         "num_steps",
         "optimizer",
         "pending",
         "remark",
+        "thread",
     )
 
     def __init__(self, optimizer: Any, *, index: int, on_death: Callable[[Any], None]) -> None:
@@ -51,13 +69,32 @@ class TrackedOptimizer:
         self.index = index
         self.remark: str | None = None
         self.names: dict[int, str] = {}
+        self.num_elements = 0
         self.num_groups = 0
+        self.num_parameters = 0
         self.num_steps = 0
         self.num_states = 0
         self.begin_ns = 0
-        self.device: int | None = None
+        self.devices: tuple[int, ...] = ()
         self.pending = False
         self.is_nested = False
+        self.thread = 0
+
+    @property
+    def device(self) -> int | None:
+        """The device whose time is taken for that of its steps; None while there is none."""
+        return self.devices[0] if self.devices else None
+
+    def note_threads(self) -> None:
+        """Note that another thread steps it while one does."""
+        self.remark = _SEVERAL_THREADS
+
+    def name(self, modules: list[Any]) -> None:
+        """Name each parameter as it is called below the outermost of these modules; of one in none the name stays."""
+        wanted = {id(parameter) for parameter, _, _ in parameters(self)}
+        names = {**self.names, **qualified_names(modules, wanted)}
+        # The identity of a parameter that has left may be another's by now.
+        self.names = {identity: name for identity, name in names.items() if identity in wanted}
 
     def describe(self) -> dict[str, Any]:
         """Return what a report says about the optimizer itself."""
@@ -153,18 +190,16 @@ def followed(closure: Any, tracked: TrackedOptimizer, *, begin: _Begin) -> Any:
     return stand_in
 
 
-def device_in_use(optimizer: Any) -> int | None:
-    """Return the device of the first CUDA parameter; without one, the current device if the program has memory there.
+def devices_in_use(optimizer: Any) -> tuple[int, ...]:
+    """Return the devices of the CUDA parameters in their order; without any, the current one if it holds memory here.
 
     Nothing here makes a context on a device: one with a tensor or with memory has it.
     """
     cuda = sys.modules["torch"].cuda
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.device.type == "cuda":
-                return int(parameter.device.index)
+    own = (parameter.device for group in optimizer.param_groups for parameter in group["params"])
+    found = tuple(dict.fromkeys(int(device.index) for device in own if device.type == "cuda"))
     current = int(cuda.current_device())
-    return current if cuda.memory_reserved(current) > 0 else None
+    return found or ((current,) if cuda.memory_reserved(current) > 0 else ())
 
 
 def is_within_step(optimizer: Any, wrapper: FrameType) -> bool:
@@ -189,15 +224,22 @@ def parameters(tracked: TrackedOptimizer) -> Iterator[tuple[Any, str | None, str
             yield parameter, own_name, f"optimizer{tracked.index}.group{group_index}.param{index}"
 
 
+def num_elements(optimizer: Any) -> int:
+    """Return how many numbers the parameters of an optimizer hold."""
+    return sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
+
+
 def qualified_names(modules: list[Any], wanted: set[int]) -> dict[int, str]:
-    """Return the name of each wanted parameter below its outermost module.
+    """Return the name of each wanted parameter below its outermost module, without what only wraps modules.
 
     When the parameters belong to several outermost modules, each name begins with the class and place of its own.
     """
     inner = {id(child) for module in modules for child in module._modules.values()}  # noqa: SLF001 - torch's own map
     found: list[tuple[Any, dict[int, str]]] = []
-    for root in (module for module in modules if id(module) not in inner):
-        names = {id(p): name for name, p in reversed(list(root.named_parameters())) if id(p) in wanted}
+    for root in (_unwrapped(module) for module in modules if id(module) not in inner):
+        names = {
+            id(p): _without_wrappers(name) for name, p in reversed(list(root.named_parameters())) if id(p) in wanted
+        }
         if names:
             found.append((root, names))
     if len(found) == 1:
@@ -207,3 +249,14 @@ def qualified_names(modules: list[Any], wanted: set[int]) -> dict[int, str]:
         for place, (root, names) in reversed(list(enumerate(found)))
         for identity, name in names.items()
     }
+
+
+def _unwrapped(module: Any) -> Any:
+    """Return what a wrapper of a whole model is around: compiled or distributed, its parameters are the same."""
+    while (held := _WRAPPERS.get(type(module).__name__)) is not None and hasattr(module, held):
+        module = getattr(module, held)
+    return module
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPED) or name

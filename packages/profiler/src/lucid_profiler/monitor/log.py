@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,16 @@ SYNC_PERIOD_NS: Final = 5_000_000_000
 _MAX_PART_DIGITS: Final = 6  # a name that ends in a date is somebody else's file
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
-__all__ = ["MAX_PARTS", "MAX_PART_BYTES", "SYNC_PERIOD_NS", "Log", "LogWriter", "read_log", "rotated_parts"]
+__all__ = [
+    "MAX_PARTS",
+    "MAX_PART_BYTES",
+    "SYNC_PERIOD_NS",
+    "Log",
+    "LogReader",
+    "LogWriter",
+    "read_log",
+    "rotated_parts",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,24 +49,61 @@ class Log:
     num_unknown: int
 
 
+class LogReader:
+    """Gives the records of a log and its rotated parts one after the other, and keeps none of them.
+
+    A torn last line is left out and counted.
+
+    Args:
+        path: the log; its parts lie beside it.
+
+    Attributes:
+        num_torn: as in `Log`, of what was read so far; `num_unknown` likewise.
+
+    Raises:
+        ReportError: as it is iterated, where a part cannot be read, or a line before the last one is damaged.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.num_torn = self.num_unknown = 0
+        self._path = Path(path)
+
+    def __iter__(self) -> Iterator[Record]:
+        self.num_torn = self.num_unknown = 0
+        files = [part for _, part in rotated_parts(self._path)]
+        # A monitor may have died between setting a part aside and beginning the next.
+        if not files or self._path.exists():
+            files.append(self._path)
+        for part in files:
+            yield from self._read_part(part, may_be_torn=part == files[-1])
+
+    def _read_part(self, part: Path, *, may_be_torn: bool) -> Iterator[Record]:
+        lines = _lines(part)
+        for number, line in lines:
+            if not line:
+                continue
+            try:
+                record = from_fields(jsonio.loads(line))
+            except ValueError as error:
+                if not may_be_torn or any(rest for _, rest in lines):
+                    raise ReportError(str(part), number, f"is damaged: {error}") from error
+                self.num_torn += 1
+                return
+            if record is None:
+                self.num_unknown += 1
+            else:
+                yield record
+
+
 def read_log(path: str | Path) -> Log:
-    """Read a log with its rotated parts; a torn last line is left out and counted.
+    """Read a log with its rotated parts at once; a torn last line is left out and counted.
 
     Raises:
         ReportError: a part cannot be read, or a line before the last one is damaged.
     """
-    whole = Path(path)
-    records: list[Record] = []
-    num_torn = num_unknown = 0
-    files = [part for _, part in rotated_parts(whole)]
-    if not files or whole.exists():  # a monitor may have died between setting a part aside and beginning the next
-        files.append(whole)
-    for part in files:
-        found = _read_part(part, may_be_torn=part == files[-1])
-        records += found.records
-        num_torn += found.num_torn
-        num_unknown += found.num_unknown
-    return Log(records=tuple(records), num_torn=num_torn, num_unknown=num_unknown)
+    reader = LogReader(path)
+    records = tuple(reader)
+    return Log(records=records, num_torn=reader.num_torn, num_unknown=reader.num_unknown)
 
 
 def rotated_parts(path: Path) -> list[tuple[int, Path]]:
@@ -67,22 +113,20 @@ def rotated_parts(path: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), part) for match, part in found if match)
 
 
-def _read_part(path: Path, *, may_be_torn: bool) -> Log:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file, each with its number from 1; one without its newline is the last, even if it grows.
+
+    Raises:
+        ReportError: the file cannot be read.
+    """
     try:
-        lines = path.read_bytes().split(b"\n")
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.removesuffix(b"\n")
+                if not line.endswith(b"\n"):
+                    return
     except OSError as error:
         raise ReportError(str(path), None, f"cannot be read: {error.strerror}") from error
-    records: list[Record | None] = []
-    num_torn = number = 0
-    try:
-        for number, line in enumerate(lines, start=1):  # noqa: B007 - the error names it
-            records += [from_fields(jsonio.loads(line))] if line else []
-    except ValueError as error:
-        if not may_be_torn or any(lines[number:]):
-            raise ReportError(str(path), number, f"is damaged: {error}") from error
-        num_torn = 1
-    known = tuple(record for record in records if record is not None)
-    return Log(records=known, num_torn=num_torn, num_unknown=len(records) - len(known))
 
 
 class LogWriter:
