@@ -33,7 +33,7 @@ types: $(INSTALLED)
 
 # More workers than cores: many tests wait for processes that they started.
 check: $(INSTALLED)
-	$(BIN)/python -m pytest -m 'not gpu' -n 3 --dist worksteal
+	$(BIN)/python -m pytest -m 'not gpu and not two_gpus' -n 3 --dist worksteal
 
 guards: $(INSTALLED)  ## disable each guard of capture in turn; its regression test must fail
 	$(BIN)/python tools/mutate_guards.py

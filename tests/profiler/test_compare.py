@@ -357,11 +357,17 @@ def test_discarded_runs_take_part_in_parity(build: Build) -> None:
         (5, None, "parity_failed", "run 5 (captured) did not record part parameters"),
         (4, None, "undecidable", "run 4 (native) did not record part parameters"),
         (5, {"weight": 1.0, "bias": 0.0}, "parity_failed", "bias: missing in run 4 (native), 0.0 in run 5 (captured)"),
-        (5, {"bias": 1.0}, "parity_failed", "bias: missing in run 4 (native), 1.0 in run 5 (captured)"),
+        (5, {"bias": 2.0}, "parity_failed", "bias: missing in run 4 (native), 2.0 in run 5 (captured)"),
+        (
+            5,
+            {"bias": 1.0},
+            "parity_failed",
+            "the same values under other names, weight in run 4 (native), bias in run 5 (captured)",
+        ),
         (5, {}, "parity_failed", "(value): missing in run 4 (native), dict[] "),
         (5, {"weight": -1.0}, "parity_failed", "weight: 1.0 in run 4 (native), -1.0 in run 5 (captured)"),
         (5, {"weight": 1}, "parity_failed", "weight: 1.0 in run 4 (native), 1 in run 5 (captured)"),
-        (5, {"weight": [1.0]}, "parity_failed", "weight: 1.0 in run 4 (native), missing in run 5 (captured)"),
+        (5, {"weight": [2.0]}, "parity_failed", "weight: 1.0 in run 4 (native), missing in run 5 (captured)"),
     ],
 )
 def test_what_one_side_lacks_is_a_difference(run: int, value: Any, expected: str, text: str, build: Build) -> None:

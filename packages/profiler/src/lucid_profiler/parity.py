@@ -4,8 +4,9 @@ Base runs are held against each other first: where they differ among themselves,
 arm. Then each pair. A part that one side lacks is a difference; a part that nobody has is not observed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lucid_profiler.digest import first_difference
 from lucid_profiler.processes import Processes, by_run, match
@@ -28,6 +29,8 @@ class StateDifference:
     """None when no single tensor is to blame."""
     text: str
     """The difference in words, part, runs and arms included."""
+    is_renamed: bool = False
+    """Whether the values are equal, under other names."""
 
     @property
     def is_missing(self) -> bool:
@@ -182,11 +185,22 @@ def _process_difference(
     for a, b in unequal:
         name = first_difference(a.tensors, b.tensors)
         if name is not None:
+            if (renamed := _renamed(a, b)) is not None:
+                text = f"{part}: the same values under other names, {_places(renamed, comparison, matched)}"
+                return replace(_make(part, comparison, process, text), is_renamed=True)
             text = f"{part} {name}: {_places(_shown(a, b, name), comparison, matched)}"
             return _make(part, comparison, process, text, tensor=name)
         what = "the same tensors in another structure" if a.tensors else "other values"
         return _make(part, comparison, process, f"{part}: {what} {_places(['', ''], comparison, matched)}")
     return None
+
+
+def _renamed(base: State, other: State) -> list[str] | None:
+    """Return the first name that only one state has, of each, where both hold the same; None where they do not."""
+    own = [sorted(mine.tensors.keys() - its.tensors.keys()) for mine, its in ((base, other), (other, base))]
+    if not all(own) or Counter(base.tensors.values()) != Counter(other.tensors.values()):
+        return None
+    return [names[0] for names in own]
 
 
 def _shown(base: State, other: State, name: str) -> list[str]:

@@ -149,6 +149,8 @@ def _parity_failed(analysis: Analysis) -> str:
     found = f"parity failed: {parity.difference.text}"
     if parity.difference.is_missing:
         return f"{found}, so it cannot be compared, and no speed verdict is given"
+    if parity.difference.is_renamed:
+        return f"{found}: without names in common nothing can be compared, and no speed verdict is given"
     if parity.num_base_runs < 2:
         return (
             f"{found}; the states differ, and with one {base} run nothing shows whether {base} runs repeat, so this "
