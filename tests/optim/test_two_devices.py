@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lucid_optim import MuSGD
+from lucid_optim import Muon, MuSGD
 from support.reference import bits
 from support.twins import Twins
 
@@ -25,6 +25,17 @@ def test_updates_are_captured_on_another_than_the_current_device() -> None:
     assert twins.replays() == [10, 10]
     assert torch.cuda.current_device() == 0
     assert torch.cuda.memory_allocated(0) == before
+
+
+@pytest.mark.parametrize("options", [{"capture_updates": False, "capture_orthogonalization": True}, {"strict": True}])
+@pytest.mark.parametrize("make", [MuSGD, Muon])
+def test_every_way_of_capture_works_there(make: type[MuSGD] | type[Muon], options: dict[str, bool]) -> None:
+    """The orthogonalisation alone, and a capture that complains where it cannot be."""
+    matrices = [shape for shape in SHAPES if len(shape) >= 2]
+    twins = Twins("cuda:1", make, shapes=matrices, captured=options)
+    for _ in range(8):
+        twins.step()
+    assert torch.cuda.current_device() == 0
 
 
 def test_optimizers_of_two_devices_step_in_turn() -> None:

@@ -52,9 +52,10 @@ def _kernels() -> Any:
 def load(device: torch.device) -> None:
     """Load the kernels of a device that runs them, outside any recording and before one is timed."""
     if are_served(device):
-        cells = [torch.zeros(1, dtype=torch.float32, device=device) for _ in range(3)]
-        Copies(cells[:1])
-        Writes(cells[:1], cells[1:2], [0], cells[2]).submit()
+        with torch.cuda.device(device):  # where kernels are launched and memory is pinned
+            cells = [torch.zeros(1, dtype=torch.float32, device=device) for _ in range(3)]
+            Copies(cells[:1])
+            Writes(cells[:1], cells[1:2], [0], cells[2]).submit()
 
 
 class Copies:

@@ -36,10 +36,11 @@ def fit() -> AbstractContextManager[None]:
     """Return a context manager around the work that is to be timed.
 
     Under lucid its two ends are the run's wall interval. When CUDA is in use they are taken after a synchronisation of
-    the current device, if the process has a context there, and of every other on which it has memory. A run has one timed interval: the first
-    outermost one. Entering it again, inside or after the first, changes nothing, and the report notes how often; put
-    one `fit()` around all epochs and `mark()` the phases. It never raises, and outside lucid nothing happens. Neither
-    this nor any of the functions below does anything inside a function that `torch.compile` has compiled.
+    the current device, if the process has a context there, and of every other on which it has memory. A run has one
+    timed interval: the first outermost one. Entering it again, inside or after the first, changes nothing, and the
+    report notes how often; put one `fit()` around all epochs and `mark()` the phases. It never raises, and outside
+    lucid nothing happens. Neither this nor any of the functions below does anything inside a function that
+    `torch.compile` has compiled.
     """
     if _is_compiling():
         return nullcontext()
