@@ -80,7 +80,7 @@ def _rehash(path: Path, file: BinaryIO) -> Part:
         raise UnreadableError(f"{path}: it is not of the format {FORMAT}")
     part = Part(_text(header["part"]).decode("utf-8", "surrogatepass"), header["rank"])
     state, layout = hashlib.sha256(counted(b"lucid.state/1")), hashlib.sha256(counted(b"lucid.strides/1"))
-    last_path, spelled = b"", dict[str, int]()
+    last_path = b""
     while "end" not in (line := _line(path, file)):
         keys = [_text(key) for _, key in line["path"]]
         steps = b"".join(
@@ -94,10 +94,12 @@ def _rehash(path: Path, file: BinaryIO) -> Part:
         state.update(leaf_path + digest)
         layout.update(leaf_path + numbers(line["strides"]))
         name = b".".join(keys).decode("utf-8", "surrogatepass") or "(value)"
-        spelled[name] = count = spelled.get(name, 0) + 1
-        unique = name if count == 1 else f"{name} ({count})"
+        unique, place = name, 1
+        while unique in part.leaves:
+            place += 1
+            unique = f"{name} ({place})"
         part.leaves[unique] = Leaf(digest.hex()[:16], line["dtype"], tuple(line["shape"]))
-    if line["end"] != sum(spelled.values()) or file.read(1):
+    if line["end"] != len(part.leaves) or file.read(1):
         raise UnreadableError(f"{path}: its end does not fit what is before it")
     part.digest, part.strides_digest = state.hexdigest(), layout.hexdigest()
     return part

@@ -1,9 +1,11 @@
 import hashlib
+import json
 import math
 import struct
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
 
 from lucid_profiler import digest as digest_module
 from lucid_profiler.digest import TensorDigest, digest_state, first_difference
@@ -29,6 +33,70 @@ EVERY_KIND: dict[str, torch.Tensor] = {
     "complex128": torch.tensor(1 - 2j, dtype=torch.complex128),
     "scalar": torch.tensor(1.5),
     "empty": torch.empty(0, 3),
+}
+
+
+class Opaque(torch.Tensor):
+    """A wrapper that does not say what is in it."""
+
+    @staticmethod
+    def __new__(cls: type, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.size(), dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.held = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, *arguments: Any) -> Any:
+        raise AssertionError("what it does may be anything, communication included")
+
+
+class Boastful(Opaque):
+    """Such a wrapper that says where its inner tensor's memory is."""
+
+    def data_ptr(self) -> int:
+        return self.held.data_ptr()
+
+
+class Open(Opaque):
+    """A wrapper that says what is in it."""
+
+    context: Any = None
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        return ["held"], self.context
+
+
+class Other(Open):
+    """Another one."""
+
+
+def freed(tensor: torch.Tensor, at: tuple[slice, ...] = ()) -> torch.Tensor:
+    """Return a view of a tensor whose storage has been let go, as FSDP does."""
+    view = tensor[at]
+    tensor.untyped_storage().resize_(0)
+    return view
+
+
+def fake() -> torch.Tensor:
+    """Return a tensor that only plays one on the host."""
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+WITHOUT_MEMORY: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "opaque wrapper": (lambda: Opaque(torch.ones(3)), "Opaque"),
+    "boastful wrapper": (lambda: Boastful(torch.ones(3)), "Boastful"),
+    "opaque in a wrapper": (lambda: TwoTensor(torch.ones(3), Opaque(torch.ones(3))), "w.b is a .*Opaque"),
+    "functional": (lambda: torch._to_functional_tensor(torch.ones(3)), r"torch\.Tensor of 12 bytes"),
+    "zero": (lambda: torch._efficientzerotensor((3,)), r"torch\.Tensor of 12 bytes"),
+    "fake": (fake, "FakeTensor"),
+    "freed": (lambda: freed(torch.ones(4)), r"torch\.Tensor of 16 bytes"),
+    "freed with an offset": (lambda: freed(torch.ones(4), at=(slice(2, None),)), r"torch\.Tensor of 8 bytes"),
+    "freed and transposed": (
+        lambda: freed(torch.ones(4, 4).T, at=(slice(1, None), slice(1, None))),
+        r"torch\.Tensor of 36 bytes",
+    ),
 }
 
 
@@ -270,6 +338,14 @@ def test_names_that_are_spelt_alike_stay_apart() -> None:
     assert sorted(names) == ["0", "0 (2)", "a.b", "a.b (2)"]
 
 
+def test_a_name_that_is_spelt_like_a_numbered_one_stays_apart() -> None:
+    """No entry of the map takes another's place."""
+    digest = digest_state({"0": 1, 0: 2, "0 (2)": 3, "0 (2) (2)": 4, "a": 5})
+    alone = [digest_state({"a": number}).tensors["a"].digest for number in range(1, 6)]
+    assert sorted(digest.tensors) == ["0", "0 (2)", "0 (2) (2)", "0 (2) (2) (2)", "a"]
+    assert sorted(tensor.digest for tensor in digest.tensors.values()) == sorted(alone)
+
+
 def test_arrays_hash_as_tensors() -> None:
     """A numpy array or scalar has the digest of the tensor with its values, in either byte order and layout."""
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -305,6 +381,116 @@ def test_what_has_no_exact_bytes_is_refused_with_its_place(state: Any, message: 
     """A value that cannot be digested is a TypeError that names it."""
     with pytest.raises(TypeError, match=message):
         digest_state(state)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_MEMORY)
+def test_nothing_is_read_where_there_may_be_no_memory(kind: str) -> None:
+    """A tensor whose bytes are not all in memory of its own is refused by what it is; reading them would be fatal."""
+    make, message = WITHOUT_MEMORY[kind]
+    with pytest.raises(TypeError, match=message):
+        digest_state({"w": make()})
+
+
+def test_a_tensor_without_elements_needs_no_memory() -> None:
+    """Freed or not, it hashes as an empty one."""
+    assert digest_state(freed(torch.ones(4), at=(slice(0),))) == digest_state(torch.empty(0))
+
+
+def test_a_subclass_with_memory_of_its_own_is_its_values() -> None:
+    """It hashes as a plain tensor does."""
+    plain = torch.arange(3.0)
+    own: torch.Tensor = plain.clone().as_subclass(type("Own", (torch.Tensor,), {}))
+    assert type(own) is not torch.Tensor
+    assert digest_state(own) == digest_state(plain)
+
+
+def test_a_wrapper_has_the_documented_digest() -> None:
+    """A leaf of its own has its class, type and shape, and each tensor in it is a leaf below that."""
+    a, b = torch.arange(3.0), torch.tensor([-0.0, math.nan, 1.0])
+    got = digest_state({"w": torch.nn.Parameter(TwoTensor(a, b))})
+    own = reference_leaf("wrapper", "torch.testing._internal.two_tensor.TwoTensor[float32]", (3,), b"")
+    inner = [([("s", "w"), ("a", name)], reference_tensor(tensor)) for name, tensor in (("a", a), ("b", b))]
+    assert got.digest == reference_digest([([("s", "w")], own), *inner])
+    assert list(got.tensors) == ["w", "w.a", "w.b"]
+    assert (got.num_tensors, got.num_bytes, got.nonfinite) == (2, 24, 1)
+
+
+def test_wrappers_in_wrappers_are_digested_to_the_innermost() -> None:
+    """One flipped bit at the bottom gives another digest."""
+    inner = TwoTensor(torch.zeros(2), torch.zeros(2))
+    wrapped = TwoTensor(inner, TwoTensor(torch.zeros(2), torch.zeros(2)))
+    before = digest_state({"w": wrapped})
+    inner.b.view(torch.int32)[1] = 1
+    after = digest_state({"w": wrapped})
+    assert list(before.tensors) == ["w", "w.a", "w.b", "w.a.a", "w.a.b", "w.b.a", "w.b.b"]
+    assert first_difference(before.tensors, after.tensors) == "w.a.b"
+    assert before.digest != after.digest
+
+
+def test_a_wrapper_is_no_plain_tensor_of_equal_bytes() -> None:
+    """Nor a wrapper of another class, nor a mapping of what is in it."""
+    plain = torch.ones(2)
+    states = (plain, Open(plain), Other(plain), {"held": plain})
+    assert len({digest_state({"w": state}).digest for state in states}) == len(states)
+
+
+def test_what_a_wrapper_keeps_beside_its_tensors_is_covered() -> None:
+    """By value; a wrapper that keeps what has no digest has none itself."""
+    wrappers = [Open(torch.ones(2)) for _ in range(4)]
+    for wrapper, context in zip(wrappers, (None, (5, "b"), (6, "b"), object()), strict=True):
+        wrapper.context = context
+    assert list(digest_state({"w": wrappers[1]}).tensors) == ["w", "w.held", "w.context.0", "w.context.1"]
+    assert len({digest_state({"w": wrapper}).digest for wrapper in wrappers[:3]}) == 3
+    with pytest.raises(TypeError, match=r"w\.context is of type builtins\.object"):
+        digest_state({"w": wrappers[3]})
+
+
+DISTRIBUTED = """
+import json, torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from lucid_profiler.digest import digest_state
+
+distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+mesh = init_device_mesh("cpu", (2,))
+local = torch.arange(8.0).reshape(2, 4)
+shard = {"w": torch.nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)]))}
+copy = {"w": DTensor.from_local(local, mesh, [Replicate()])}
+with CommDebugMode() as communication:
+    found = [digest_state(state) for state in (shard, copy, {"w": local})]
+print(json.dumps([communication.get_total_counts(), [one.tensors for one in found], [one.digest for one in found]]))
+"""
+
+
+def test_a_distributed_tensor_is_its_local_shard() -> None:
+    """Nothing is communicated; the shape of the whole and the placement are covered."""
+    if torch.__version__ < "2.5" or not torch.distributed.is_available():
+        pytest.skip("torch has no public distributed tensors")
+    command = [sys.executable, "-W", "ignore", "-c", DISTRIBUTED]
+    out = subprocess.run(command, check=True, capture_output=True, text=True)
+    num_collectives, (shard, copy, plain), digests = json.loads(out.stdout)
+    assert num_collectives == 0
+    assert list(shard) == ["w", "w._local_tensor", "w.context"]
+    assert shard["w._local_tensor"] == copy["w._local_tensor"] == plain["w"]
+    assert (shard["w"][1:], copy["w"][2]) == (["torch.distributed.tensor.DTensor[float32]", [4, 4]], [2, 4])
+    assert shard["w.context"] != copy["w.context"]
+    assert len(set(digests)) == 3
+
+
+def test_a_collective_that_is_under_way_is_not_read() -> None:
+    """What it writes to has no digest yet."""
+    if not torch.distributed.is_available():
+        pytest.skip("torch is built without distributed")
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor  # noqa: PLC0415
+
+    awaited = AsyncCollectiveTensor(torch.ones(2))
+    with pytest.raises(TypeError, match=r"w is a .*AsyncCollectiveTensor"):
+        digest_state({"w": awaited})
+    awaited.completed = True
+    assert list(digest_state({"w": awaited}).tensors) == ["w", "w.elem"]
 
 
 def test_a_cycle_is_refused() -> None:

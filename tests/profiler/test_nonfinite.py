@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from lucid_profiler.nonfinite import Finding, LossCheck, ParameterCheck, _FirstBad
 
@@ -68,6 +69,14 @@ def test_what_is_no_loss_is_refused_and_counted(value: Any) -> None:
         check.add(value)
     check.add(NAN)
     assert check.findings() == [Finding(what="loss", name=None, step=2, num_checked=1, num_skipped=1)]
+
+
+def test_a_loss_that_wraps_others_is_not_asked_for_its_values() -> None:
+    """Those of a DTensor are with other processes, which may never be asked."""
+    check = LossCheck()
+    with pytest.raises(TypeError, match="a TwoTensor may be spread over processes; hand over its local tensor"):
+        check.add(TwoTensor(torch.ones(1), torch.ones(1)))
+    assert check.findings() == [Finding(what="loss", name=None, step=None, num_checked=0, num_skipped=1)]
 
 
 def test_a_loss_keeps_no_graph() -> None:
@@ -169,6 +178,17 @@ def test_parameters_of_subclasses_are_counted_not_touched() -> None:
     check.after_step(optimizer, index=0, step=1)
     (finding,) = check.findings({})
     assert (finding.step, finding.num_unjudged) == (None, 1)
+
+
+def test_a_parameter_whose_storage_was_freed_is_counted_not_read() -> None:
+    """Also a part of one that begins behind it; to read it is fatal."""
+    whole = torch.full((4,), NAN)
+    optimizer = torch.optim.SGD([nn.Parameter(whole), nn.Parameter(whole[2:]), nn.Parameter(torch.ones(2))], lr=0.1)
+    whole.untyped_storage().resize_(0)
+    check = ParameterCheck()
+    check.after_step(optimizer, index=0, step=1)
+    (finding,) = check.findings({})
+    assert (finding.step, finding.num_checked, finding.num_unjudged) == (None, 1, 2)
 
 
 def test_a_parameter_that_cannot_be_told_any_more_is_not_named() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import lucid_profiler
 from lucid_profiler import digest as digest_module
@@ -100,11 +101,35 @@ def test_leaves_have_the_names_of_the_digest(tmp_path: Path) -> None:
         "\ud83d\ude00": 2.0,
         "caf\udce9": "caf\udce9",
         "": {},
+        "0": 1,
+        0: 2,
+        "0 (2)": 3,
     }
     path = save(tmp_path, "part", state)
     assert [leaf.name for leaf in read_saved(path)] == list(digest_state(state).tensors)
     assert leaves(path)["caf\udce9"].data == b"caf\xed\xb3\xa9"
     assert leaves(path)["a.3.1.0"].path == (("s", "a"), ("i", "3"), ("l", "1"), ("t", "0"))
+
+
+def test_a_wrapper_is_saved_as_it_is_digested(tmp_path: Path) -> None:
+    """Its class, and the exact bytes of each tensor in it."""
+    wrapper = TwoTensor(TENSORS["float64"], TENSORS["float64"] + 1)
+    path = save(tmp_path, "model", {"w": wrapper})
+    found = leaves(path)
+    assert list(found) == list(digest_state({"w": wrapper}).tensors)
+    own = found["w"]
+    assert (own.kind, own.dtype, own.shape) == ("wrapper", f"{TwoTensor.__module__}.TwoTensor[float64]", (2,))
+    assert [found[name].path for name in ("w", "w.a")] == [(("s", "w"),), (("s", "w"), ("a", "a"))]
+    assert [found[name].data for name in ("w", "w.a", "w.b")] == [b"", *map(element_bytes, (wrapper.a, wrapper.b))]
+
+
+def test_what_is_not_in_memory_is_not_saved(tmp_path: Path) -> None:
+    """It is a note."""
+    notes: list[str] = []
+    assert not StateSaver(tmp_path, note=notes.append).save("model", {"w": torch._efficientzerotensor((3,))})
+    assert list(tmp_path.iterdir()) == []
+    (note,) = notes
+    assert note.startswith("the values of 'model' were not saved: w is a torch.Tensor of 12 bytes")
 
 
 def test_a_value_alone_is_a_part(tmp_path: Path) -> None:

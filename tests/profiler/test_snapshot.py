@@ -1,4 +1,4 @@
-"""What the agent says of the devices of a process that uses one, several, or another than the current one."""
+"""What the agent says of a process's devices, be it one, several, or another than the current one; and its states."""
 
 import json
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ import torch
 
 from lucid_profiler import session as session_module
 from lucid_profiler import snapshot
+from lucid_profiler.digest import digest_state
 from lucid_profiler.hooks import TorchHooks
 from lucid_profiler.journal import Guard
 from lucid_profiler.session import ProcessSession
@@ -144,9 +145,102 @@ def test_before_cuda_is_in_use_no_device_is() -> None:
     assert snapshot.devices_in_use([], Guard()) == []
 
 
-def _entries(run_dir: Path) -> dict[str, dict[str, Any]]:
+def _trained(state: dict[Any, Any], **settings: Any) -> Any:
+    """Return what the digests know of an optimizer with one parameter and this state of it."""
+    parameter = torch.nn.Parameter(torch.ones(1))
+    groups = [{"params": [parameter], "lr": 0.1, **settings}]
+    return SimpleNamespace(index=0, optimizer=SimpleNamespace(param_groups=groups, state={parameter: state}))
+
+
+def _state(tracked: Any, name: str = "weight") -> Any:
+    parameters = tracked.optimizer.param_groups[0]["params"]
+    return snapshot.optimizer_state([tracked], {id(parameter): name for parameter in parameters})["optimizer0"]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_keys_of_one_spelling_keep_both_their_values(is_reversed: bool) -> None:
+    """In the state and the settings alike, under the same names whatever the order of the keys."""
+    items: list[tuple[Any, Any]] = [(0, b"number"), ("0", b"text"), (None, b"none"), ("None", b"text"), (1, b"alone")]
+    items += [("0 (int)", b"taken")]
+    mapping = dict(reversed(items) if is_reversed else items)
+    expected = {
+        "0": b"text",
+        "0 (2)": b"number",
+        "0 (int)": b"taken",
+        "1": b"alone",
+        "None": b"text",
+        "None (NoneType)": b"none",
+    }
+    found = _state(_trained(mapping, **{"2": b"text"}))
+    assert found["state"] == {"weight": expected}
+    tracked = _trained({})
+    tracked.optimizer.param_groups[0].update(mapping)
+    assert _state(tracked)["groups"] == [{"lr": 0.1, **expected}]
+
+
+def test_one_flipped_bit_under_a_key_that_is_spelt_like_another_is_seen() -> None:
+    """No digest says equal while something that was trained differs."""
+    digests = {
+        digest_state(_state(_trained({0: torch.tensor([number]), "0": torch.tensor([text])}))).digest
+        for number, text in ((0.0, 0.0), (-0.0, 0.0), (0.0, -0.0))
+    }
+    assert len(digests) == 3
+
+
+def test_all_kinds_of_state_without_a_digest_are_told() -> None:
+    """Also where their keys are spelt alike; the same kind under the same name once."""
+    tracked = _trained({0: {1.5: 1}, "0": frozenset(), "again": object()}, again=object())
+    told = snapshot.undigested(tracked)
+    assert told == ["'again' of class object", "'0' of class dict", "'0' of class frozenset"]
+
+
+def test_state_that_is_named_like_a_parameter_keeps_the_parameter_s() -> None:
+    """A text key beside the parameters has its own name."""
+    tracked = _trained({"step": 1})
+    tracked.optimizer.state |= {"weight": {"step": 2}, "other": {"step": 3}}
+    assert _state(tracked)["state"] == {"weight (Parameter)": {"step": 1}, "weight": {"step": 2}, "other": {"step": 3}}
+
+
+def test_parameters_of_one_name_are_all_there() -> None:
+    """Each once, also where two groups have it."""
+    first, second = (torch.nn.Parameter(torch.tensor([number])) for number in (1.0, 2.0))
+    optimizer = SimpleNamespace(param_groups=[{"params": [first, second]}, {"params": [first]}])
+    names = {id(first): "weight", id(second): "weight"}
+    found = snapshot.parameters([SimpleNamespace(optimizer=optimizer)], names)  # type: ignore[list-item]
+    assert [*map(id, found.values())] == [id(first), id(second)]
+    assert list(found) == ["weight (Parameter)", "weight (2)"]
+
+
+def _cycle() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["again"] = [found, found]
+    return found
+
+
+def test_state_with_a_cycle_is_refused_by_its_depth(tmp_path: Path) -> None:
+    """With the reason that the digest documents, and without a fault of the agent's."""
+    guard = Guard()
+    hooks = TorchHooks(tmp_path / "steps.ring", guard=guard)
+    hooks.install()
+    session = ProcessSession(tmp_path, hooks=hooks, guard=guard, environ={})
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.step()
+    optimizer.state[weight]["graph"] = _cycle()
+    session.finish()
+    (note,) = [json.loads(line)["text"] for line in _lines(tmp_path) if '"note"' in line]
+    assert note.startswith("no digest of 'optimizer_state': the state is nested deeper than 100 levels at ")
+    assert note.endswith(": a cycle?")
+    assert guard.errors == []
+
+
+def _lines(run_dir: Path) -> list[str]:
     (path,) = run_dir.glob("agent-*.jsonl")
-    return {entry["kind"]: entry for entry in map(json.loads, path.read_text().splitlines())}
+    return path.read_text().splitlines()
+
+
+def _entries(run_dir: Path) -> dict[str, dict[str, Any]]:
+    return {entry["kind"]: entry for entry in map(json.loads, _lines(run_dir))}
 
 
 def test_a_fit_on_another_than_the_current_device_is_waited_for_and_named(

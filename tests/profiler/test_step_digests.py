@@ -127,6 +127,58 @@ def test_a_part_without_a_digest_is_noted_once(tmp_path: Path, hooks: TorchHooks
     assert note.startswith("no digest of 'gradients' around a step: ")
 
 
+def test_a_gradient_without_memory_is_noted(tmp_path: Path, hooks: TorchHooks, notes: list[str]) -> None:
+    """As one of zeros that torch has not written out; the program goes on."""
+    watch_steps(hooks, StepDigests(tmp_path, note=notes.append).take)
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch._efficientzerotensor((3,))
+    torch.optim.SGD([weight], lr=0.1).step()
+    assert [set(state.parts) for state in read(tmp_path)] == [
+        {"parameters", "optimizer_state"},
+        {"parameters", "optimizer_state"},
+    ]
+    (note,) = notes
+    assert "optimizer0.group0.param0 is a torch.Tensor of 12 bytes" in note
+
+
+SHARDED = """
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import lucid_profiler
+
+distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+distributed.destroy_process_group()
+lucid_profiler.state("model", model.state_dict())
+"""
+
+
+def test_a_sharded_model_is_digested_by_its_shards(tmp_path: Path) -> None:
+    """With FSDP2, at every step and at the end, when the processes can no longer communicate."""
+    if torch.__version__ < "2.6" or not torch.distributed.is_available():
+        pytest.skip("torch has no public FSDP2")
+    env = {**os.environ, "LUCID_RUN_DIR": str(tmp_path), "PYTHONPATH": str(STARTUP), "LUCID_STEP_DIGESTS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", SHARDED]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    (trace,) = read_traces(tmp_path)
+    assert trace.all(NoteEntry) == ()
+    assert {"weight", "weight._local_tensor", "weight.context"} <= set(trace.states["parameters"].tensors)
+    assert "optimizer0.state.weight.exp_avg._local_tensor" in trace.states["optimizer_state"].tensors
+    assert trace.states["model"].tensors == trace.states["parameters"].tensors
+    last = read(tmp_path)[-1].parts
+    assert {part: last[part].digest for part in last} == {part: trace.states[part].digest for part in last}
+
+
 def test_beyond_the_bound_whole_parts_are_left(tmp_path: Path, hooks: TorchHooks, notes: list[str]) -> None:
     """First without single tensors, then nothing, and a note says so; the file never grows far beyond."""
     watch_steps(hooks, StepDigests(tmp_path, note=notes.append, max_bytes=4000).take)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 import lucid_profiler
 from lucid_profiler.digest import digest_state
@@ -50,6 +51,8 @@ PARTS: dict[str, Any] = {
     "caf\udce9": "caf\udce9",
     "nameless": {"": 1},
     "nothing": None,
+    "numbered": {"0": 1, 0: 2, "0 (2)": 3},
+    "wrapped": {"w": TwoTensor(torch.ones(2), torch.zeros(2))},
 }
 
 

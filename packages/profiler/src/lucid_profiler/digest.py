@@ -26,6 +26,7 @@ _NUM_TENSOR_DIGITS = 16
 _MAX_VALUES = 10_000
 _MAX_VALUE_CHARS = 60
 _MAX_DECIMAL_BITS = 200  # longer integers are shown in hex, which Python never refuses
+_ADDRESSED = ("cpu", "cuda")  # devices on which a tensor with values has an address
 
 
 class TensorDigest(NamedTuple):
@@ -82,8 +83,8 @@ def digest_state(state: Any) -> StateDigest:
             int), lists and tuples of these, nested.
 
     Raises:
-        TypeError: On any other value or key, and on tensors without readable values (sparse, quantized, meta); the
-            message names the place.
+        TypeError: On any other value or key, and on tensors without readable values (sparse, quantized, meta, without
+            memory of their own unless they tell which tensors they wrap); the message names the place.
         ValueError: On nesting deeper than 100 levels, which a cycle is.
     """
     entries = sorted(_flatten(state, b"", (), 0), key=lambda entry: entry.path)
@@ -140,25 +141,47 @@ def _hash_leaf(leaf: _Leaf) -> bytes:
 
 
 def _flatten(value: Any, steps: bytes, names: tuple[str, ...], depth: int) -> Iterator[_Entry]:
-    """Yield the leaves of a state; a container without items is a leaf itself."""
+    """Yield the leaves of a state; a container without items is a leaf itself, a wrapper one beside what is in it."""
     children = _children(value, names)
-    if not children:
+    if not children or _is_wrapper(value):
         yield _Entry(_size(depth) + steps, ".".join(names) or _ROOT_NAME, value)
-        return
-    if depth >= _MAX_DEPTH:
+    if children and depth >= _MAX_DEPTH:
         raise ValueError(f"the state is nested deeper than {_MAX_DEPTH} levels at {'.'.join(names)[:80]}: a cycle?")
     for letter, key, child in children:
         yield from _flatten(child, steps + letter + _text(key), (*names, key), depth + 1)
 
 
 def _children(value: Any, names: tuple[str, ...]) -> list[tuple[bytes, str, Any]]:
-    """Return letter, key and value of each item: s and i for str and int keys, l and t for lists and tuples."""
+    """Return letter, key and value of each item: s and i for str and int keys, l and t for lists and tuples.
+
+    Of a wrapper as `_wrapped` does.
+    """
     if isinstance(value, Mapping):
         return [(*_key(key, names), item) for key, item in value.items()]
     if isinstance(value, (list, tuple)):
         letter = b"l" if isinstance(value, list) else b"t"
         return [(letter, str(index), item) for index, item in enumerate(value)]
-    return []
+    return _wrapped(value) if _is_wrapper(value) else []
+
+
+def _is_wrapper(value: Any) -> bool:
+    """Return whether a value is a tensor of a class that tells which tensors it wraps, and they can be read."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(type(value), "__tensor_flatten__") or not isinstance(value, torch.Tensor):
+        return False
+    # A collective that is not completed may still write to what its tensor wraps.
+    return value.layout is torch.strided and bool(getattr(value, "completed", True))
+
+
+def _wrapped(tensor: Any) -> list[tuple[bytes, str, Any]]:
+    """Return letter, name and value of each tensor in a wrapper, which is a, and of what it keeps beside them, c."""
+    attributes, context = tensor.__tensor_flatten__()
+    distributed: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if isinstance(tensor, distributed):
+        # The rest is the mesh, which has no digest, and what the wrapper's own leaf covers.
+        attributes, context = ["_local_tensor"], str(tensor.placements)
+    inner = [(b"a", attribute, getattr(tensor, attribute)) for attribute in attributes]
+    return inner if context is None else [*inner, (b"c", "context", context)]
 
 
 def _key(key: Any, names: tuple[str, ...]) -> tuple[bytes, str]:
@@ -172,18 +195,24 @@ def _key(key: Any, names: tuple[str, ...]) -> tuple[bytes, str]:
 
 def _unique_names(entries: list[_Entry]) -> list[str]:
     """Return names in the order of the entries; of different paths with one spelling, the later get a number."""
-    seen: dict[str, int] = {}
-    names = []
-    for entry in entries:
-        seen[entry.name] = seen.get(entry.name, 0) + 1
-        names.append(entry.name if seen[entry.name] == 1 else f"{entry.name} ({seen[entry.name]})")
-    return names
+    taken: dict[str, int] = {}
+    return [_numbered(entry.name, taken) for entry in entries]
+
+
+def _numbered(name: str, taken: dict[str, int]) -> str:
+    """Return the name, with a number where it is taken; `taken`, the last number of each name, is mutated."""
+    free = name
+    while free in taken:
+        taken[name] += 1
+        free = f"{name} ({taken[name]})"
+    taken[free] = 1
+    return free
 
 
 def _leaf(value: Any, name: str) -> _Leaf:
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _tensor_leaf(torch, value, name)
+        return _wrapper_leaf(value) if _is_wrapper(value) else _tensor_leaf(torch, value, name)
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         return _array_leaf(numpy, value, name)
     return _plain_leaf(value, name)
@@ -210,7 +239,7 @@ def _empty_leaf(value: Any, name: str) -> _Leaf:
     for kind, container in (("none", NoneType), ("dict", Mapping), ("list", list), ("tuple", tuple)):
         if isinstance(value, container):
             return _scalar(kind, b"")
-    raise TypeError(f"{name} is of type {type(value).__module__}.{type(value).__qualname__}, which has no digest")
+    raise TypeError(f"{name} is of type {_class_name(value)}, which has no digest")
 
 
 def _scalar(kind: str, data: bytes, *, is_finite: bool = True) -> _Leaf:
@@ -232,20 +261,53 @@ def _shown(value: Any) -> str | None:
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
 
 
+def _wrapper_leaf(tensor: Any) -> _Leaf:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return _Leaf("wrapper", f"{_class_name(tensor)}[{dtype}]", tuple(tensor.shape), (), b"", is_finite=True)
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def _tensor_leaf(torch: Any, tensor: Any, name: str) -> _Leaf:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         raise TypeError(
             f"{name} is a {tensor.dtype} tensor of layout {tensor.layout} on {tensor.device}: no plain values"
         )
+    _require_memory(torch, tensor, name)
     # resolve_*: conj and neg views keep their sign in a flag, not in their bytes.
     host = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     width = host.element_size() // (2 if host.is_complex() else 1)
     # A single element may keep a stride other than 1, which no view as bytes accepts.
     values = host.reshape(-1).as_strided((host.numel(),), (1,))
     flat = _little_endian(values.view(torch.uint8), width, sys.byteorder)
+    _require_memory(torch, flat, name)
     shape = tuple(tensor.shape)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return _Leaf("tensor", dtype, shape, _strides(shape, tensor.stride()), _memory(flat), _is_finite(torch, host))
+
+
+def _require_memory(torch: Any, tensor: Any, name: str) -> None:
+    """Refuse a tensor that is not wholly in memory of its own; to read one is fatal.
+
+    Raises:
+        TypeError: It is not, as far as its device tells.
+    """
+    num_bytes = tensor.numel() * tensor.element_size()
+    if not num_bytes or tensor.device.type not in _ADDRESSED:
+        return
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    end_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what a subclass says of its memory does not count
+        storage = torch.Tensor.untyped_storage(tensor)
+        # The device first: torch warns who asks a fake tensor, whose storage is elsewhere, for its address.
+        has_memory = storage.device == tensor.device and torch.Tensor.data_ptr(tensor) and end_bytes <= storage.nbytes()
+    if not has_memory:
+        raise TypeError(
+            f"{name} is a {_class_name(tensor)} of {num_bytes:,} bytes on {tensor.device} that are not in memory "
+            "of its own, as of a wrapper, a stand-in, or a storage that was freed: no plain values"
+        )
 
 
 def _little_endian(flat: Any, width: int, byteorder: str) -> Any:

@@ -33,7 +33,7 @@ class Finding:
             if all that was checked was finite.
         num_checked: steps or calls that were checked.
         num_skipped: those that were not: inside captures, or calls with something that is no loss.
-        num_unjudged: parameters that no step could judge, such as those of tensor subclasses.
+        num_unjudged: parameters that no step could judge, such as those of tensor subclasses or without storage.
     """
 
     what: str
@@ -123,7 +123,13 @@ class LossCheck:
         ]
 
     def _judge(self, torch: Any, value: Any) -> bool:
-        """Judge a tensor where it is; return whether that could be done."""
+        """Judge a tensor where it is; return whether that could be done.
+
+        Raises:
+            TypeError: it wraps others, as a DTensor does: whoever asks for its values may wait for other processes.
+        """
+        if hasattr(type(value), "__tensor_flatten__"):
+            raise TypeError(f"a {type(value).__name__} may be spread over processes; hand over its local tensor")
         if self._num_calls > _MAX_STEP or _is_capturing(torch, value.device):
             return False
         with torch.no_grad():
@@ -244,11 +250,17 @@ def _by_kind(torch: Any, parameters: Sequence[Any]) -> tuple[dict[tuple[Any, Any
             continue
         # What a subclass does may be anything, communication among processes included.
         is_plain = type(parameter) in (torch.nn.Parameter, torch.Tensor) and parameter.layout is torch.strided
-        if not is_plain or parameter.is_meta or parameter.element_size() == 1:
+        if not is_plain or parameter.is_meta or parameter.element_size() == 1 or _is_freed(parameter):
             num_unjudged += 1
         elif parameter.numel():
             places_by_kind.setdefault((parameter.device, parameter.dtype), []).append(place)
     return places_by_kind, num_unjudged
+
+
+def _is_freed(parameter: Any) -> bool:
+    """Return whether the storage of a parameter has been let go; torch would read it all the same, which is fatal."""
+    has_storage = parameter.numel() and parameter.device.type in ("cpu", "cuda")
+    return bool(has_storage) and parameter.untyped_storage().nbytes() == 0
 
 
 def _are_not_finite(torch: Any, tensors: list[Any]) -> Any:

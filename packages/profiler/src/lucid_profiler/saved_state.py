@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lucid_profiler.awaited import STATE_VARIABLE
-from lucid_profiler.digest import _flatten, _leaf, _unique_names
+from lucid_profiler.digest import _flatten, _leaf, _numbered, _unique_names
 from lucid_profiler.errors import ReportError
 from lucid_profiler.journal import is_of_a_signal
 from lucid_profiler.snapshot import rank
@@ -71,7 +71,7 @@ class SavedLeaf:
     path: tuple[tuple[str, str], ...]
     """Letter and key of each step."""
     kind: str
-    """`tensor` or `plain`."""
+    """`tensor`, `plain`, or `wrapper`."""
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -217,8 +217,8 @@ def read_saved(path: Path, *, only: str | None = None) -> Iterator[SavedLeaf]:
                 raise ReportError(str(path), None, f"a line of it describes no leaf: {error!r:.100}") from error
             if only in (None, name):
                 yield leaf
-        if line["end"] != sum(names.values()):
-            raise ReportError(str(path), None, f"it holds {sum(names.values())} leaves and says {line['end']}")
+        if line["end"] != len(names):
+            raise ReportError(str(path), None, f"it holds {len(names)} leaves and says {line['end']}")
 
 
 def _safe(name: str) -> str:
@@ -297,12 +297,6 @@ def _from_text(found: Any) -> str:
     if not isinstance(found, str):
         raise TypeError(f"{found!r:.40} is no text")
     return found
-
-
-def _numbered(name: str, seen: dict[str, int]) -> str:
-    """Return the name, numbered where another path has the same spelling."""
-    seen[name] = seen.get(name, 0) + 1
-    return name if seen[name] == 1 else f"{name} ({seen[name]})"
 
 
 def _read_header(path: Path, file: BinaryIO) -> dict[str, Any]:

@@ -6,9 +6,11 @@ torch is taken from the modules that the program has loaded. Every function leav
 import os
 import platform
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -148,12 +150,13 @@ def memory(busy: Sequence[int], guard: Guard) -> dict[str, Any]:
 
 def parameters(optimizers: Sequence[TrackedOptimizer], names: Mapping[int, str]) -> dict[str, Any]:
     """Return every parameter of the optimizers by name; the tensors are the program's own."""
-    return {
-        names[id(parameter)]: parameter
+    found = {
+        id(parameter): parameter
         for tracked in optimizers
         for group in tracked.optimizer.param_groups
         for parameter in group["params"]
     }
+    return _by_name((parameter, names[identity], parameter) for identity, parameter in found.items())
 
 
 def optimizer_state(optimizers: Sequence[TrackedOptimizer], names: Mapping[int, str]) -> dict[str, Any]:
@@ -164,11 +167,11 @@ def optimizer_state(optimizers: Sequence[TrackedOptimizer], names: Mapping[int, 
     """
     return {
         f"optimizer{tracked.index}": {
-            "state": {
-                _state_name(key, names, place): _plain_items(value) if isinstance(value, Mapping) else value
+            "state": _by_name(
+                (key, _state_name(key, names, place), _plain_items(value) if isinstance(value, Mapping) else value)
                 for place, (key, value) in enumerate(tracked.optimizer.state.items())
                 if isinstance(value, Mapping) or _is_plain(value)
-            },
+            ),
             "groups": [_plain_items(settings) for settings in _settings(tracked)],
         }
         for tracked in optimizers
@@ -185,14 +188,14 @@ def undigested(tracked: TrackedOptimizer) -> list[str]:
         *_CONSTANTS,
         *(() if torch is None else (torch.dtype, torch.device, torch.layout, torch.memory_format)),
     )
-    named: dict[str, type] = {}
+    named: dict[tuple[str, type], None] = {}
     mappings: list[Mapping[Any, Any]] = [*_settings(tracked)]
     for key, value in tracked.optimizer.state.items():
         mappings.append(value if isinstance(value, Mapping) else {key if isinstance(key, str) else "state": value})
     for mapping in mappings:
         found = ((name, item) for name, item in mapping.items() if not _is_plain(item))
-        named |= {str(name): type(item) for name, item in found if not isinstance(item, constants)}
-    return [f"{name!r} of class {kind.__qualname__}" for name, kind in named.items()]
+        named |= {(str(name), type(item)): None for name, item in found if not isinstance(item, constants)}
+    return [f"{name!r} of class {kind.__qualname__}" for name, kind in named]
 
 
 def _settings(tracked: TrackedOptimizer) -> list[dict[str, Any]]:
@@ -208,18 +211,49 @@ def _state_name(key: Any, names: Mapping[int, str], place: int) -> str:
 
 
 def _plain_items(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in mapping.items() if _is_plain(value)}
+    return _by_name((key, str(key), value) for key, value in mapping.items() if _is_plain(value))
+
+
+def _by_name(items: Iterable[tuple[Any, str, Any]]) -> dict[str, Any]:
+    """Return values by name, given key, name and value; where names are equal, a key that is no text gets another one.
+
+    That has the key's class or, where it is taken, a number.
+    """
+    found = list(items)
+    num = Counter(name for _, name, _ in found)
+    named: dict[str, Any] = {}
+    for key, name, value in found:
+        others = (f"{name} ({what})" for what in chain([type(key).__qualname__], count(2)))
+        is_alone = num[name] == 1 or type(key) is str
+        named[name if is_alone else next(one for one in others if one not in num and one not in named)] = value
+    return named
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a digest can be taken of `value`; functions and objects of other classes have none."""
+    """Return whether a digest can be taken of `value`; functions and objects of other classes have none.
+
+    Of what is nested too deep, as a cycle is, the digest itself says so.
+    """
+    pending, seen = [value], set[int]()
+    while pending:
+        item = pending.pop()
+        if not isinstance(item, (list, tuple, dict)):
+            if not _is_leaf(item):
+                return False
+        elif id(item) not in seen:
+            seen.add(id(item))
+            if not isinstance(item, dict):
+                pending += item
+            elif all(isinstance(key, (str, int)) and not isinstance(key, bool) for key in item):
+                pending += item.values()
+            else:
+                return False
+    return True
+
+
+def _is_leaf(value: Any) -> bool:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return True
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, dict):
-        are_keys = all(isinstance(key, (str, int)) and not isinstance(key, bool) for key in value)
-        return are_keys and all(map(_is_plain, value.values()))
     torch, numpy = loaded_torch(), sys.modules.get("numpy")
     return (torch is not None and isinstance(value, torch.Tensor)) or (
         numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
