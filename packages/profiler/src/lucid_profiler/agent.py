@@ -5,13 +5,12 @@ are started anew have an agent of their own, and write only if they train or cal
 program that a process executes in its own place, under the same pid.
 """
 
-import sys
 from pathlib import Path
 
 from lucid_profiler import api
 from lucid_profiler.awaited import STATE_VARIABLE, AwaitedAgent
 from lucid_profiler.device_times import DeviceTimes
-from lucid_profiler.hooks import TorchHooks
+from lucid_profiler.hooks import TorchHooks, is_compiling
 from lucid_profiler.journal import Guard
 from lucid_profiler.loader_waits import LoaderWaits
 from lucid_profiler.session import ProcessSession
@@ -43,5 +42,5 @@ def start(awaited: AwaitedAgent) -> None:
 
             add_requested(awaited, hooks=hooks, guard=guard, session=session)
     awaited.on_torch(hooks.install)
-    awaited.on_torch(lambda: api.attach_compiler(sys.modules["torch"].compiler.is_compiling))
+    awaited.on_torch(lambda: api.attach_compiler(is_compiling()))
     api.attach(session)

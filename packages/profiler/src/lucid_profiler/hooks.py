@@ -31,7 +31,7 @@ from lucid_profiler.tracking import (
 
 MAX_OPTIMIZERS = 8
 
-__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "Watcher"]
+__all__ = ["MAX_OPTIMIZERS", "TorchHooks", "Watcher", "is_compiling"]
 
 
 Watcher = Callable[[TrackedOptimizer, int], None]
@@ -78,7 +78,7 @@ class TorchHooks:
             self._is_cuda_in_use = sys.modules["torch"].cuda.is_initialized
             optimizer = sys.modules["torch.optim.optimizer"]
             module = sys.modules["torch.nn.modules.module"]
-            on_registration = _unless(sys.modules["torch"].compiler.is_compiling, self._on_registration)
+            on_registration = _unless(is_compiling(), self._on_registration)
             self._handles += [
                 optimizer.register_optimizer_step_pre_hook(self._before_step),
                 optimizer.register_optimizer_step_post_hook(self._after_step),
@@ -322,6 +322,12 @@ class TorchHooks:
         """Drop an optimizer that is no more, before another can have its identity."""
         tracked = self._tracked.pop(identity, None)
         self._num_gone += tracked is not None and tracked.num_steps > 0
+
+
+def is_compiling() -> Callable[[], bool]:
+    """Return torch's own function that says whether it traces the program; where it has none, one that says no."""
+    found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", bool)
+    return found
 
 
 def _emptied(tracked: TrackedOptimizer) -> str | None:
