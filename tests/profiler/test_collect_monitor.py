@@ -1,5 +1,6 @@
 """What a report says of a monitor's log: metrics of the wall, series, the account of the memory."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -217,6 +218,10 @@ def test_energy_is_the_counters_where_the_ends_were_marked(tmp_path: Path) -> No
     assert counted.metrics["gpu_energy"].value == pytest.approx(3000.0)
     assert [one.source for one in held.report.energy] == ["power_held"]
     assert held.metrics["gpu_energy"].value == pytest.approx(3000.0)
+    (note,) = held.notes
+    assert f"the energy counter of {GPU} was not used: the monitor was not there, or did not answer in time" in note
+    (tmp_path / "monitor.jsonl").unlink()
+    assert observed(tmp_path, *samples, end(), wall=dataclasses.replace(WALL, source="steps")).notes == ()
     assert counted.report.energy[0].bound_j == pytest.approx(30.0)
 
 

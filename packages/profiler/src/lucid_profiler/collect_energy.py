@@ -58,6 +58,11 @@ def device_energy(view: View, marks: Sequence[Mark]) -> tuple[list[DeviceEnergy]
         )
         if counter.reason in _SPOILT:
             notes.append(f"the energy counter of {uuid} was not used: {REASONS[counter.reason]}")
+        if counter.reason == "not_marked" and view.wall.source == "fit":
+            notes.append(
+                f"the energy counter of {uuid} was not used: the monitor was not there, or did not answer in time, "
+                "at an end of fit()"
+            )
         notes += filter(None, [disagreement])
     return found, notes
 

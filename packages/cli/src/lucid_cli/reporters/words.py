@@ -101,7 +101,7 @@ _REASONS = {
     "too_few_samples": "fewer than ten samples",
     "no_gpu_memory": "the driver lists no memory of the run on a GPU",
     "no_table": "the process left no table: no optimizer stepped",
-    "not_marked": "no mark of the interval's ends reached the monitor: it was not there yet, or none was set",
+    "not_marked": "no mark of the interval's ends reached the monitor in time, or none was set",
     "monitor_off": "sampling was switched off",
     "ended_first": "the run ended before the monitor was there",
     "no_monitor": "the monitor was not there in time, see the notes",
