@@ -903,11 +903,11 @@ def test_each_step_of_an_optimizer_on_a_device_is_measured_there(
     times = DeviceTimes(tmp_path / "device.ring", make_event=_Event, is_capturing=lambda: False)
     hooks = TorchHooks(tmp_path / "steps.ring", guard=guard, times=times)
     hooks._is_cuda_in_use = lambda: True
-    hooks.watch(lambda tracked, _end_ns: devices.append(tracked.device), needs_device=True)
+    hooks.watch(lambda tracked, _end_ns: devices.append(tracked.devices), needs_device=True)
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     for _ in range(3):
         _step(hooks, optimizer)
-    assert (guard.errors, devices, hooks.devices()) == ([], [3, 3, 3], [3])
+    assert (guard.errors, devices, hooks.devices()) == ([], [(3,)] * 3, [3])
     begins_ns = [record.begin_ns for record in read_ring(tmp_path / "steps.ring").records]
     assert [record.begin_ns for record in read_device_times(tmp_path / "device.ring").records] == begins_ns
     assert hooks.settle() is times

@@ -224,10 +224,10 @@ class TorchHooks:
     def _begin(self, tracked: TrackedOptimizer, *, is_told: bool = True) -> None:
         tracked.pending = True
         tracked.thread = get_ident()
-        if tracked.device is None and self._is_cuda_in_use():
-            self._find_device(tracked)
-        if tracked.device is not None:
-            self._time(tracked, tracked.device, is_end=False)
+        if not tracked.devices and self._is_cuda_in_use():
+            self._find_devices(tracked)
+        if tracked.devices:
+            self._time(tracked, tracked.devices[0], is_end=False)
         if is_told and self._begin_watchers:
             self._tell(self._begin_watchers, tracked, self.last_end_ns)
         tracked.begin_ns = time.monotonic_ns()
@@ -249,8 +249,8 @@ class TorchHooks:
                 self._ring.write(tracked.begin_ns, end_ns, tracked.index, step=step)
             tracked.num_states = len(getattr(optimizer, "state", ()))
             tracked.num_parameters = max(tracked.num_parameters, _num_parameters(optimizer))
-            if tracked.device is not None:
-                self._time(tracked, tracked.device, is_end=True)
+            if tracked.devices:
+                self._time(tracked, tracked.devices[0], is_end=True)
                 self._tell(self._device_watchers, tracked, end_ns)
             if self._watchers:
                 self._tell(self._watchers, tracked, end_ns)
@@ -280,8 +280,8 @@ class TorchHooks:
             return
         self._is_timed = False
 
-    def _find_device(self, tracked: TrackedOptimizer) -> None:
-        """Find the device that an optimizer keeps busy; what has none is asked about ever more rarely."""
+    def _find_devices(self, tracked: TrackedOptimizer) -> None:
+        """Find the devices that an optimizer keeps busy; what has none is asked about ever more rarely."""
         if tracked.num_steps & (tracked.num_steps - 1) == 0:
             with self._guard:
                 tracked.devices = devices_in_use(tracked.optimizer)
@@ -345,7 +345,10 @@ def _emptied(tracked: TrackedOptimizer) -> str | None:
 
 
 def _num_parameters(optimizer: Any) -> int:
-    return sum([len(group["params"]) for group in optimizer.param_groups])
+    num = 0
+    for group in optimizer.param_groups:  # in every step: a generator would take longer
+        num += len(group["params"])
+    return num
 
 
 def _unless(condition: Callable[[], bool], hook: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:

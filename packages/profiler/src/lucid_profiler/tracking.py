@@ -80,11 +80,6 @@ class TrackedOptimizer:
         self.is_nested = False
         self.thread = 0
 
-    @property
-    def device(self) -> int | None:
-        """The device whose time is taken for that of its steps; None while there is none."""
-        return self.devices[0] if self.devices else None
-
     def note_threads(self) -> None:
         """Note that another thread steps it while one does."""
         self.remark = _SEVERAL_THREADS
