@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -92,6 +92,20 @@ def test_stop_returns_once_the_log_is_finished(
     assert lucid("profile", "daemon", "stop").code == 0
     assert kinds(lucid.directory / "log.jsonl")[-1] == "end"
     assert lucid("profile", "daemon", "status").out == "no daemon runs\n"
+
+
+def test_a_daemon_without_room_for_one_more_is_not_denied(
+    lucid: Lucid, runtime: Path, target: "subprocess.Popen[bytes]"
+) -> None:
+    """Sixteen others hold its connections for a second: `stop` waits for them, and it stops."""
+    assert lucid("profile", "daemon", "start", str(target.pid), "-o", "log.jsonl", "--no-nvml").code == 0
+    with ExitStack() as others:
+        for _ in range(16):
+            other = others.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            other.connect(str(socket_path(runtime / "lucid")))
+        stopped = lucid("profile", "daemon", "stop")
+    assert (stopped.code, stopped.err) == (0, "")
+    assert kinds(lucid.directory / "log.jsonl")[-1] == "end"
 
 
 def test_a_daemon_whose_files_were_removed_is_not_denied(

@@ -403,10 +403,11 @@ def test_a_parameter_that_takes_another_s_place_has_its_own_name(hooks: TorchHoo
     params = optimizer.param_groups[0]["params"]
     params.reverse()
     model["first"], model["second"] = params
-    assert [hooks.parameter_names()[id(one)] for one in params] == ["first", "second"]
+    names = hooks.parameter_names(is_anew=True)
+    assert [names[id(one)] for one in params] == ["first", "second"]
     (tracked,) = hooks.optimizers()
     del params[1]
-    hooks.parameter_names()
+    hooks.parameter_names(is_anew=True)
     assert set(tracked.names.values()) == {"first"}
 
 
@@ -489,3 +490,129 @@ def test_threads_that_meet_at_the_first_step_follow_one_optimizer(hooks: TorchHo
     for thread in threads:
         thread.join()
     assert [tracked.index for tracked in hooks.optimizers()] == [0]
+
+
+class _Evaluator(torch.nn.Module):
+    """Holds a model, and itself in a cycle."""
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.run = self.forward
+
+
+def test_names_do_not_depend_on_when_the_collector_comes(hooks: TorchHooks) -> None:
+    """Evaluators around a model are garbage in cycles: whether they are still there must not be seen."""
+    net = _Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    gc.disable()
+    try:
+        for _ in range(2):
+            _Evaluator(net)
+        assert "stem.weight" in hooks.parameter_names(is_anew=True).values()
+    finally:
+        gc.enable()
+        gc.collect()
+    assert "stem.weight" in hooks.parameter_names(is_anew=True).values()
+
+
+def test_two_wrappers_of_one_model_are_one_model(hooks: TorchHooks) -> None:
+    """As where training and evaluation are compiled apart."""
+    net = _Net()
+    compiled: list[Any] = [torch.compile(net, backend="eager", dynamic=dynamic) for dynamic in (False, True)]
+    optimizer = torch.optim.SGD(compiled[0].parameters(), lr=0.1)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert sorted(hooks.parameter_names().values()) == ["head.bias", "head.weight", "stem.bias", "stem.weight"]
+
+
+class _Closed(_Net):
+    """May be asked for its parameters until it is closed."""
+
+    is_closed = False
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_closed:
+            raise RuntimeError("this model is closed")
+        return super().named_parameters(*args, **kwargs)
+
+
+def test_a_model_that_does_not_name_its_parameters_any_more_keeps_the_names(tmp_path: Path) -> None:
+    """It is a fault of the program's class, which is counted, and costs nothing else."""
+    guard = Guard()
+    hooks = TorchHooks(tmp_path / "steps.ring", guard=guard)
+    hooks.install()
+    net = _Closed()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.step()
+    net.is_closed = True
+    assert "stem.weight" in hooks.parameter_names(is_anew=True).values()
+    assert guard.errors == ["RuntimeError: this model is closed"]
+    hooks.abandon()
+
+
+def test_a_class_that_is_called_like_a_wrapper_is_none(hooks: TorchHooks) -> None:
+    """What it keeps under the wrapper's name is no module."""
+    net = type("DataParallel", (_Net,), {"module": "a name"})()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.step()
+    assert "stem.weight" in hooks.parameter_names().values()
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_a_lazy_module_costs_no_step(hooks: TorchHooks, tmp_path: Path) -> None:
+    """Its parameters hold nothing before the first forward pass."""
+    net = torch.nn.LazyLinear(2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.step()
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert len(read_ring(tmp_path / "steps.ring").records) == 2
+    assert sorted(hooks.parameter_names().values()) == ["bias", "weight"]
+
+
+def test_a_walk_over_modules_serves_all_optimizers(hooks: TorchHooks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none is made where all have their names."""
+    num_walks = 0
+    named_roots = tracking.named_roots
+
+    def count(modules: list[Any]) -> list[tracking.Root]:
+        nonlocal num_walks
+        num_walks += 1
+        return named_roots(modules)
+
+    net = _Net()
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in net.parameters()]
+    for optimizer in optimizers:
+        optimizer.step()
+    monkeypatch.setattr("lucid_profiler.hooks.named_roots", count)
+    hooks.parameter_names()
+    assert num_walks == 0
+    hooks.parameter_names(is_anew=True)
+    assert num_walks == 1
+
+
+def test_a_step_that_raised_in_a_thread_that_waits_is_none_that_goes_on(hooks: TorchHooks) -> None:
+    """Another thread may train on, and all its steps are recorded."""
+    optimizer, raised, done = _sgd(), threading.Event(), threading.Event()
+
+    def fail() -> float:
+        raise MemoryError
+
+    def run() -> None:
+        with suppress(MemoryError):
+            optimizer.step(fail)
+        raised.set()
+        assert done.wait(60)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert raised.wait(60)
+    optimizer.step()
+    done.set()
+    thread.join()
+    assert hooks.notes() == []

@@ -129,7 +129,29 @@ def test_parameters_that_left_an_optimizer_are_missed(process: Process) -> None:
     optimizer.step()
     optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][:2]
     optimizer.step()
-    assert process.seen().agent.uncovered == ("optimizer 0 has 2 of the 3 parameters that it had",)
+    assert process.seen().agent.uncovered == ("optimizer 0 trained 1 parameter that it has no more",)
+
+
+def test_a_trained_parameter_that_another_took_the_place_of_is_missed(process: Process) -> None:
+    """Its state is still there, and tells."""
+    optimizer = torch.optim.SGD(_weights(1, 2), lr=0.1, momentum=0.9)
+    optimizer.step()
+    optimizer.param_groups[0]["params"][1:] = _weights(3)
+    optimizer.step()
+    assert process.seen().agent.uncovered == ("optimizer 0 trained 1 parameter that it has no more",)
+
+
+def test_parameters_that_were_never_trained_may_leave(process: Process) -> None:
+    """As those of a backbone that was frozen from the start, or of which somebody has looked at the state."""
+    frozen, *trained = _weights(1, 2, 3)
+    frozen.requires_grad = False
+    frozen.grad = None
+    optimizer = torch.optim.SGD([frozen, *trained], lr=0.1, momentum=0.9)
+    optimizer.step()
+    optimizer.param_groups[0]["params"] = trained
+    optimizer.step()
+    assert not optimizer.state[frozen]
+    assert process.seen().agent.uncovered == ()
 
 
 def test_parameters_that_joined_an_optimizer_are_none_that_left(process: Process) -> None:
@@ -147,7 +169,7 @@ def test_parameters_without_their_values_are_no_equal_ones(process: Process) -> 
     optimizer = torch.optim.SGD(_weights(1, 2), lr=0.1)
     optimizer.step()
     optimizer.param_groups[0]["params"][1].data = torch.empty(0)
-    assert process.seen().agent.uncovered == ("optimizer 0 has parameters that are smaller than they were",)
+    assert process.seen().agent.uncovered == ("optimizer 0 has parameters that are smaller than when it trained them",)
 
 
 def test_every_optimizer_that_lives_is_digested(process: Process) -> None:

@@ -1,8 +1,10 @@
+import fcntl
 import os
 import selectors
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ class Loop:
         for _ in range(num):
             for key, _ in self.selector.select(0.005):
                 key.data()
+            self.server.catch_up()
             self.server.expire(self.clock.mono)
 
     def connect(self) -> socket.socket:
@@ -130,15 +133,42 @@ def test_a_client_that_sends_nothing_is_closed_after_a_second(loop: Loop) -> Non
 
 
 def test_a_client_is_not_closed_for_what_the_server_was_late_with(loop: Loop) -> None:
-    """Its request arrives in time, and nobody looks for three seconds; it has another second after the answer."""
+    """Its request arrives in time, and nobody looks for three seconds; it is answered, and has another second then."""
     with loop.connect() as client, loop.connect() as silent:
         loop.step(3)
         client.sendall(encode({"n": 1}))
         loop.clock.pass_ns(3 * CLIENT_LIMIT_NS)
         loop.server.expire(loop.clock.mono)
-        assert receive(client) == {"ok": True, "echo": {"n": 1}}
-        assert loop.ask(client, {"n": 2}) is not None
+        assert not loop.requests
+        assert loop.ask(client, {"n": 2}) == {"ok": True, "echo": {"n": 1}}
         assert is_closed(silent)
+        assert not is_closed(client)
+
+
+def test_half_a_request_gets_time_once(loop: Loop) -> None:
+    """A byte at each end of the time would else keep a client for ever."""
+    with loop.connect() as client:
+        loop.step(3)
+        for byte in encode({"n": 1})[:3]:
+            with suppress(BrokenPipeError):
+                client.sendall(bytes([byte]))
+            loop.clock.pass_ns(CLIENT_LIMIT_NS)
+            loop.server.expire(loop.clock.mono)
+            loop.step()
+        assert is_closed(client)
+
+
+def test_requests_of_many_clients_are_answered_in_turn(loop: Loop) -> None:
+    """One that sends sixty at once does not make another wait for all of them."""
+    with loop.connect() as flood, loop.connect() as client:
+        loop.step(3)
+        flood.sendall(b"".join(encode({"flood": number}) for number in range(60)))
+        client.sendall(encode({"n": 1}))
+        loop.step(3)
+        assert {"n": 1} in loop.requests[:8]
+        loop.step(60)
+        assert [one for one in loop.requests if "flood" in one] == [{"flood": number} for number in range(60)]
+        assert not loop.server.is_behind
 
 
 def test_a_client_that_sends_half_a_frame_is_closed_after_a_second(loop: Loop) -> None:
@@ -179,7 +209,7 @@ def test_a_client_that_floods_is_closed(loop: Loop) -> None:
     """One connection may ask sixty-four times."""
     with loop.connect() as client:
         client.sendall(encode({"n": 1}) * (MAX_REQUESTS + 10))
-        loop.step(10)
+        loop.step(MAX_REQUESTS + 10)
         assert len(loop.requests) == MAX_REQUESTS
         assert is_closed(client)
 
@@ -289,6 +319,15 @@ def test_a_lock_file_that_a_killed_daemon_left_is_taken_over(tmp_path: Path) -> 
     lock = Lock(tmp_path)
     assert lock_path(tmp_path).read_text() == f"{os.getpid()}\n"
     lock.release()
+
+
+def test_whoever_looks_who_holds_a_lock_keeps_nobody_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look holds the file for a moment, in which a daemon may want it."""
+    lock_path(tmp_path).write_text("1\n")
+    looking = os.open(lock_path(tmp_path), os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    monkeypatch.setattr("time.sleep", lambda _seconds: os.close(looking))
+    Lock(tmp_path).release()
 
 
 def test_who_holds_a_lock_is_known(tmp_path: Path) -> None:

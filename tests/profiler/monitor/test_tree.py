@@ -266,10 +266,13 @@ def test_the_number_of_a_process_that_is_gone_may_belong_to_a_new_one() -> None:
             tree.scan()
         (child,) = set(tree.pids) - {process.pid}
         assert child in tree._known
+        before = tree._last_pid
         while child in tree.pids:
             assert time.monotonic() < deadline
             tree.read()
         assert child not in tree._known
+        assert tree._is_stale  # so the next look takes place, and knows still whether numbers began anew
+        assert tree._last_pid == before
 
 
 def test_a_number_that_is_given_out_anew_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

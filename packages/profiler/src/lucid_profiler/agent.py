@@ -5,6 +5,7 @@ are started anew have an agent of their own, and write only if they train or cal
 program that a process executes in its own place, under the same pid.
 """
 
+from functools import partial
 from pathlib import Path
 
 from lucid_profiler import api
@@ -42,5 +43,10 @@ def start(awaited: AwaitedAgent) -> None:
 
             add_requested(awaited, hooks=hooks, guard=guard, session=session)
     awaited.on_torch(hooks.install)
-    awaited.on_torch(lambda: api.attach_compiler(is_compiling()))
+    awaited.on_torch(partial(_attach_compiler, guard))
     api.attach(session)
+
+
+def _attach_compiler(guard: Guard) -> None:
+    with guard:
+        api.attach_compiler(is_compiling())

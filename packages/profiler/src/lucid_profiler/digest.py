@@ -176,7 +176,9 @@ def _is_wrapper(value: Any) -> bool:
 def _wrapped(tensor: Any) -> list[tuple[bytes, str, Any]]:
     """Return letter, name and value of each tensor in a wrapper, which is a, and of what it keeps beside them, c."""
     attributes, context = tensor.__tensor_flatten__()
-    distributed: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    # Where it is a part of another tensor's class, it is loaded; before torch 2.5 under the second name.
+    homes: list[Any] = [sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "_tensor")]
+    distributed = tuple(home.DTensor for home in homes if hasattr(home, "DTensor"))
     if isinstance(tensor, distributed):
         # The rest is the mesh, which has no digest, and what the wrapper's own leaf covers.
         attributes, context = ["_local_tensor"], str(tensor.placements)

@@ -8,7 +8,7 @@ What is measured around a step is somebody else's: a fault there ends that measu
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,12 @@ from lucid_profiler.journal import Guard
 from lucid_profiler.loader_waits import LoaderWaits
 from lucid_profiler.ring import RingWriter
 from lucid_profiler.tracking import (
+    Root,
     TrackedOptimizer,
     devices_in_use,
     followed,
     is_within_step,
+    named_roots,
     num_elements,
     parameters,
 )
@@ -131,22 +133,23 @@ class TorchHooks:
         """Return the optimizers that stepped and are held, in the order of their first step."""
         return sorted((tracked for tracked in self._kept if tracked.num_steps), key=lambda tracked: tracked.index)
 
-    def parameter_names(self, *, starting: TrackedOptimizer | None = None) -> dict[int, str]:
+    def parameter_names(self, *, starting: TrackedOptimizer | None = None, is_anew: bool = False) -> dict[int, str]:
         """Name every parameter of those optimizers, by identity; of equal names the later get their optimizer's.
 
         Args:
             starting: An optimizer that counts as well although its first step is still to come.
+            is_anew: Look again for those that have a name, since another may have got the identity of one that is gone.
         """
         names: dict[int, str] = {}
         taken: set[str] = set()
         optimizers = self.optimizers()
         if starting is not None and not starting.num_steps:
             optimizers.append(starting)
+        self._name([tracked for tracked in optimizers if is_anew or tracked.has_unnamed()])
         for tracked in optimizers:
-            tracked.name(list(self._modules.values()))
             for parameter, own_name, place in parameters(tracked):
                 if id(parameter) not in names:
-                    name = own_name or tracked.names.get(id(parameter), place)
+                    name = own_name or tracked.names.get(id(parameter)) or place
                     candidates = (name, f"optimizer{tracked.index}.{name}")
                     names[id(parameter)] = next((one for one in candidates if one not in taken), place)
                     taken.add(names[id(parameter)])
@@ -202,7 +205,8 @@ class TorchHooks:
                 if is_within_step(optimizer, sys._getframe(1)):  # noqa: SLF001 - no other way to it
                     tracked.is_nested = True
                     return None
-                if tracked.thread != get_ident() and _is_running(tracked.thread):
+                thread = tracked.thread
+                if thread != get_ident() and is_within_step(optimizer, sys._getframe(1), thread=thread):  # noqa: SLF001
                     tracked.note_threads()
             tracked.is_nested = False
             if len(args) > 1 and callable(args[1]):  # the first positional argument is the optimizer itself
@@ -248,7 +252,9 @@ class TorchHooks:
             if self._ring is not None:
                 self._ring.write(tracked.begin_ns, end_ns, tracked.index, step=step)
             tracked.num_states = len(getattr(optimizer, "state", ()))
-            tracked.num_parameters = max(tracked.num_parameters, _num_parameters(optimizer))
+            if not tracked.is_counted:
+                with self._guard:
+                    tracked.count()
             if tracked.devices:
                 self._time(tracked, tracked.devices[0], is_end=True)
                 self._tell(self._device_watchers, tracked, end_ns)
@@ -311,12 +317,22 @@ class TorchHooks:
                 oldest.optimizer = None
             self._kept.append(tracked)
         if len(optimizer.param_groups) != tracked.num_groups:
-            tracked.num_groups = len(optimizer.param_groups)
-            tracked.num_elements = max(tracked.num_elements, num_elements(optimizer))
-            tracked.name(list(self._modules.values()))
+            self._name([tracked])
             if tracked.devices:  # of which there may be more now
                 tracked.devices = devices_in_use(optimizer)
+            tracked.is_counted = False
+            tracked.num_groups = len(optimizer.param_groups)
         return tracked
+
+    def _name(self, some: Sequence[TrackedOptimizer]) -> None:
+        """Name the parameters of some optimizers; where the program's modules do not let that be done, names stay."""
+        if not some:
+            return
+        roots: list[Root] = []
+        with self._guard:
+            roots = named_roots(list(self._modules.values()))
+        for tracked in some:
+            tracked.name(roots)
 
     def _forget(self, identity: int, _reference: Any) -> None:
         """Drop an optimizer that is no more, before another can have its identity."""
@@ -333,22 +349,16 @@ def is_compiling() -> Callable[[], bool]:
 def _emptied(tracked: TrackedOptimizer) -> str | None:
     """Say what an optimizer has lost since it stepped, groups, parameters, their values or state; None for nothing."""
     groups = tracked.optimizer.param_groups
-    num_parameters = _num_parameters(tracked.optimizer)
+    own = {id(one): one for one, _, _ in parameters(tracked)}.values()
     num_states = len(getattr(tracked.optimizer, "state", ()))
-    if len(groups) < tracked.num_groups or not num_parameters or num_states < tracked.num_states:
+    if len(groups) < tracked.num_groups or not own or num_states < tracked.num_states:
         return "was emptied after its last step"
-    if num_parameters < tracked.num_parameters:
-        return f"has {num_parameters} of the {tracked.num_parameters} parameters that it had"
-    if num_elements(tracked.optimizer) < tracked.num_elements:
-        return "has parameters that are smaller than they were"
+    num_left = max(tracked.num_left(), tracked.num_trained - len(own))
+    if num_left > 0:
+        return f"trained {num_left} parameter{'s' * (num_left > 1)} that it has no more"
+    if num_elements(own) < tracked.num_elements:
+        return "has parameters that are smaller than when it trained them"
     return None
-
-
-def _num_parameters(optimizer: Any) -> int:
-    num = 0
-    for group in optimizer.param_groups:  # in every step: a generator would take longer
-        num += len(group["params"])
-    return num
 
 
 def _unless(condition: Callable[[], bool], hook: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
@@ -359,8 +369,3 @@ def _unless(condition: Callable[[], bool], hook: Callable[[Any, str, Any], None]
             hook(module, name, value)
 
     return call
-
-
-def _is_running(thread: int) -> bool:
-    """Return whether a thread goes on; the frames of those that do are known."""
-    return thread in sys._current_frames()  # noqa: SLF001 - the way that Python documents

@@ -218,7 +218,7 @@ class ProcessSession:
             for text in self._hooks.notes():
                 self.note(text)
             self._tell_uncovered(optimizers)
-            names = self._hooks.parameter_names()
+            names = self._hooks.parameter_names(is_anew=True)
             self._digest("parameters", lambda: snapshot.parameters(optimizers, names))
             self._digest("optimizer_state", lambda: snapshot.optimizer_state(optimizers, names))
             self._write("capture", capture=snapshot.capture(optimizers, self._guard))

@@ -4,12 +4,13 @@ Nothing here imports torch; what is looked at was made by it.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from operator import getitem
 from types import FrameType, FunctionType, MethodType
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, NamedTuple, SupportsIndex
 from weakref import ref
 
 _FOLLOWED = (FunctionType, MethodType, partial)
@@ -22,10 +23,12 @@ _WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 __all__ = [
+    "Root",
     "TrackedOptimizer",
     "devices_in_use",
     "followed",
     "is_within_step",
+    "named_roots",
     "num_elements",
     "parameters",
     "qualified_names",
@@ -34,15 +37,22 @@ __all__ = [
 _Begin = Callable[["TrackedOptimizer"], None]
 
 
+class Root(NamedTuple):
+    """An outermost module: its class, and the names of its parameters by identity."""
+
+    kind: str
+    names: dict[int, str]
+
+
 class TrackedOptimizer:
     """One optimizer that stepped.
 
     `optimizer` is None while it is not among those that stepped last. `names` maps the identity of a parameter to its
-    qualified name; `devices` are the indices of the CUDA devices that its steps keep busy, the one first whose time is
-    taken;
-    `num_states` is how many entries its state had after its last step; `num_parameters` and `num_elements` are the
-    most that its groups had; `is_nested` says that the step under way calls itself, as one does that calls its
-    parent's; `thread` began it; `remark` is what a reader has to know of its step times.
+    qualified name, None where it has none; `devices` are the indices of the CUDA devices that its steps keep busy, the
+    one first whose time is taken; `num_states` is how many entries its state had after its last step; `num_trained` and
+    `num_elements` are the most parameters that it trained and what these held, which `is_counted` for its groups;
+    `is_nested` says that the step under way calls itself, as one does that calls its parent's; `thread` began it;
+    `remark` is what a reader has to know of its step times.
     """
 
     __slots__ = (
@@ -50,13 +60,14 @@ class TrackedOptimizer:
         "begin_ns",
         "devices",
         "index",
+        "is_counted",
         "is_nested",
         "names",
         "num_elements",
         "num_groups",
-        "num_parameters",
         "num_states",
         "num_steps",
+        "num_trained",
         "optimizer",
         "pending",
         "remark",
@@ -68,15 +79,16 @@ class TrackedOptimizer:
         self.alive = ref(optimizer, on_death)
         self.index = index
         self.remark: str | None = None
-        self.names: dict[int, str] = {}
+        self.names: dict[int, str | None] = {}
         self.num_elements = 0
         self.num_groups = 0
-        self.num_parameters = 0
+        self.num_trained = 0
         self.num_steps = 0
         self.num_states = 0
         self.begin_ns = 0
         self.devices: tuple[int, ...] = ()
         self.pending = False
+        self.is_counted = False
         self.is_nested = False
         self.thread = 0
 
@@ -84,12 +96,29 @@ class TrackedOptimizer:
         """Note that another thread steps it while one does."""
         self.remark = _SEVERAL_THREADS
 
-    def name(self, modules: list[Any]) -> None:
-        """Name each parameter as it is called below the outermost of these modules; of one in none the name stays."""
+    def count(self) -> None:
+        """Count the parameters that are trained and what they hold, after a step: those that have a gradient now."""
+        self.is_counted = True
+        trained = [one for one, _, _ in parameters(self) if one.is_leaf and one.grad is not None]
+        self.num_trained = max(self.num_trained, len(trained))
+        self.num_elements = max(self.num_elements, num_elements(trained))
+
+    def num_left(self) -> int:
+        """Return how many parameters with state it has in no group any more."""
+        own = {id(parameter) for parameter, _, _ in parameters(self)}
+        state = getattr(self.optimizer, "state", {})
+        keys = (key for key, value in state.items() if not isinstance(value, Mapping) or value)
+        return sum(1 for key in keys if hasattr(key, "grad_fn") and id(key) not in own)
+
+    def name(self, roots: Sequence["Root"]) -> None:
+        """Name each parameter as it is called below the outermost module that it is in, if it is in one."""
         wanted = {id(parameter) for parameter, _, _ in parameters(self)}
-        names = {**self.names, **qualified_names(modules, wanted)}
-        # The identity of a parameter that has left may be another's by now.
-        self.names = {identity: name for identity, name in names.items() if identity in wanted}
+        found = qualified_names(roots, wanted)
+        self.names = {identity: _better(self.names.get(identity), found.get(identity)) for identity in wanted}
+
+    def has_unnamed(self) -> bool:
+        """Return whether there are parameters for which no name was looked for."""
+        return any(id(parameter) not in self.names for parameter, _, _ in parameters(self))
 
     def describe(self) -> dict[str, Any]:
         """Return what a report says about the optimizer itself."""
@@ -197,12 +226,18 @@ def devices_in_use(optimizer: Any) -> tuple[int, ...]:
     return found or ((current,) if cuda.memory_reserved(current) > 0 else ())
 
 
-def is_within_step(optimizer: Any, wrapper: FrameType) -> bool:
+def is_within_step(optimizer: Any, wrapper: FrameType, *, thread: int | None = None) -> bool:
     """Return whether torch's wrapper of `step()` runs within another one for the same optimizer.
 
     A count of begins and ends would not do: a step that raises has no end.
+
+    Args:
+        optimizer: the optimizer.
+        wrapper: the frame of torch's wrapper.
+        thread: another thread that may be within one, instead of this one.
     """
-    frame = wrapper.f_back
+    # The frames of all threads: the way that Python documents.
+    frame = wrapper.f_back if thread is None else sys._current_frames().get(thread)  # noqa: SLF001
     while frame is not None:
         if frame.f_code is wrapper.f_code and any(value is optimizer for value in frame.f_locals.values()):
             return True
@@ -219,37 +254,65 @@ def parameters(tracked: TrackedOptimizer) -> Iterator[tuple[Any, str | None, str
             yield parameter, own_name, f"optimizer{tracked.index}.group{group_index}.param{index}"
 
 
-def num_elements(optimizer: Any) -> int:
-    """Return how many numbers the parameters of an optimizer hold."""
-    return sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
+def num_elements(parameters: Iterable[Any]) -> int:
+    """Return how many numbers parameters hold; one that a lazy module has yet to make holds none."""
+    total = 0
+    for parameter in parameters:
+        with suppress(ValueError, RuntimeError):
+            total += parameter.numel()
+    return total
 
 
-def qualified_names(modules: list[Any], wanted: set[int]) -> dict[int, str]:
-    """Return the name of each wanted parameter below its outermost module, without what only wraps modules.
+def named_roots(modules: list[Any]) -> list[Root]:
+    """Return the outermost of modules, each with the names of its parameters, without what only wraps modules.
+
+    What the program's own classes do for that may raise anything.
+    """
+    inner = {id(child) for module in modules for child in module._modules.values()}  # noqa: SLF001 - torch's own map
+    outer = {id(root): root for root in (_unwrapped(module) for module in modules if id(module) not in inner)}
+    inside = {id(module) for root in outer.values() for module in root.modules() if module is not root}
+    return [_named(root) for root in outer.values() if id(root) not in inside]
+
+
+def _named(root: Any) -> Root:
+    named = reversed(list(root.named_parameters()))  # of two names the first counts
+    return Root(type(root).__name__, {id(parameter): _without_wrappers(name) for name, parameter in named})
+
+
+def qualified_names(roots: Sequence[Root], wanted: Collection[int]) -> dict[int, str]:
+    """Return the name of each wanted parameter below its outermost module.
 
     When the parameters belong to several outermost modules, each name begins with the class and place of its own.
     """
-    inner = {id(child) for module in modules for child in module._modules.values()}  # noqa: SLF001 - torch's own map
-    found: list[tuple[Any, dict[int, str]]] = []
-    for root in (_unwrapped(module) for module in modules if id(module) not in inner):
-        names = {
-            id(p): _without_wrappers(name) for name, p in reversed(list(root.named_parameters())) if id(p) in wanted
-        }
+    found = []
+    for root in roots:
+        names = {identity: root.names[identity] for identity in wanted if identity in root.names}
         if names:
             found.append((root, names))
     if len(found) == 1:
         return found[0][1]
     return {
-        identity: f"{type(root).__name__}{place}.{name}"
+        identity: f"{root.kind}{place}.{name}"
         for place, (root, names) in reversed(list(enumerate(found)))
         for identity, name in names.items()
     }
 
 
+def _better(old: str | None, new: str | None) -> str | None:
+    """Return the name that a parameter keeps: the first, unless it cannot be of what is found now.
+
+    Further modules around a model make its names longer for as long as they live; the identity of a parameter that is
+    gone may be another's.
+    """
+    if old is None or new is None:
+        return old or new
+    return old if old == new or new.endswith(f".{old}") or old.endswith(f".{new}") else new
+
+
 def _unwrapped(module: Any) -> Any:
     """Return what a wrapper of a whole model is around: compiled or distributed, its parameters are the same."""
-    while (held := _WRAPPERS.get(type(module).__name__)) is not None and hasattr(module, held):
-        module = getattr(module, held)
+    while hasattr(held := getattr(module, _WRAPPERS.get(type(module).__name__, ""), None), "named_parameters"):
+        module = held
     return module
 
 

@@ -153,15 +153,19 @@ def _asked(ask: Callable[[Client], _Answer]) -> _Answer | None:
     Raises:
         EnvironmentUnusableError: it does not answer, or cannot be reached.
     """
+    deadline = time.monotonic() + _END_LIMIT_S
     with _answering():
-        try:
-            client = _connect()
-            if client is None:
-                return None
-            with closing(client):
-                return ask(client)
-        except ConnectionError:
-            return None
+        while True:
+            try:
+                client = _connect()
+                if client is None:
+                    return None
+                with closing(client):
+                    return ask(client)
+            except ConnectionError:  # noqa: PERF203 - it ends, or has no room for one more
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_POLL_S)
 
 
 def _connect() -> Client | None:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,8 @@ from lucid_profiler.errors import EnvironmentUnusableError
 # sun_path holds 108 bytes with the final zero: https://man7.org/linux/man-pages/man7/unix.7.html
 MAX_SOCKET_PATH_BYTES = 107
 _NUM_ATTEMPTS = 10
+_NUM_LOOKS = 5
+_LOOK_S = 0.01
 
 __all__ = [
     "MAX_SOCKET_PATH_BYTES",
@@ -108,13 +111,16 @@ class Lock:
 
     def __init__(self, directory: Path) -> None:
         self._path = lock_path(directory)
-        for _ in range(_NUM_ATTEMPTS):
+        for attempt in range(_NUM_ATTEMPTS):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 owner = _owner(self._fd)
                 os.close(self._fd)
+                if attempt < _NUM_LOOKS:  # whoever looks for a holder holds it for a moment
+                    time.sleep(_LOOK_S)
+                    continue
                 raise EnvironmentUnusableError(f"a daemon runs already, process {owner}") from error
             if self._is_current():
                 os.ftruncate(self._fd, 0)

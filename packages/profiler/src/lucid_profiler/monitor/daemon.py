@@ -142,8 +142,11 @@ class Daemon:
             self._tick()
             if self._ending is None:
                 key.data()
-        if not ready:  # else a request would wait for two ticks, which a slow driver makes long
+        # Not after requests that files told of: one would wait for two ticks, which a slow driver draws out.
+        if self._server.is_behind or not ready:
             self._tick()
+        if self._ending is None:
+            self._server.catch_up()
         now_ns = self._clock.mono_ns()
         self._server.expire(now_ns)
         if self._sampler is None and now_ns >= self._idle_limit_ns:
@@ -155,6 +158,8 @@ class Daemon:
             self._sampler.tick()
 
     def _wait_s(self) -> float:
+        if self._server.is_behind:
+            return 0.0
         deadlines = [self._idle_limit_ns] if self._sampler is None else [self._sampler.next_ns]
         if self._server.next_deadline_ns is not None:
             deadlines.append(self._server.next_deadline_ns)

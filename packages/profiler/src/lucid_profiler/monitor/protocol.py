@@ -53,6 +53,11 @@ class Decoder:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has arrived that `next` has not returned."""
+        return not self._buffer
+
     def feed(self, data: bytes) -> None:
         """Take in what has arrived."""
         self._buffer += data

@@ -9,6 +9,7 @@ import select
 import selectors
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ class _Client:
         self.decoder = Decoder()
         self.unsent = b""
         self.num_requests = 0
+        self.has_grace = True  # once for each request: this process may be the one that was late
 
     @property
     def is_trusted(self) -> bool:
@@ -68,6 +70,7 @@ class Server:
         self._mono_ns = mono_ns
         self._on_trusted_end = on_trusted_end
         self._clients: set[_Client] = set()
+        self._waiting: deque[_Client] = deque()  # those of which more has arrived than was answered
         self._listener: socket.socket | None = None
         self._path: Path | None = None
 
@@ -75,6 +78,18 @@ class Server:
     def next_deadline_ns(self) -> int | None:
         """When the next client runs out of time; None without such clients."""
         return min((client.deadline_ns for client in self._clients if client.deadline_ns is not None), default=None)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether requests may have arrived of which no file tells."""
+        return bool(self._waiting)
+
+    def catch_up(self) -> None:
+        """Answer one request of those that have arrived already."""
+        if self._waiting:
+            client = self._waiting.popleft()
+            if client in self._clients:
+                self._attempt(client, self._answer)
 
     def listen(self, path: Path) -> None:
         """Accept connections at this name; a socket that is there belongs to nobody any more and is replaced.
@@ -101,11 +116,12 @@ class Server:
         self._add(connection, deadline_ns=None)
 
     def expire(self, now_ns: int) -> None:
-        """Close the clients that have run out of time, but for those that only wait for this process."""
-        for client in list(self._clients):
-            if client.is_late(now_ns) and _is_ready(client):
-                self._serve(client)
-            if client in self._clients and client.is_late(now_ns):
+        """Close the clients that have run out of time; one that waits for this process gets as much once more."""
+        for client in [client for client in self._clients if client.is_late(now_ns)]:
+            if client.has_grace and (client in self._waiting or _is_ready(client)):
+                client.has_grace = False
+                client.deadline_ns = now_ns + CLIENT_LIMIT_NS
+            else:
                 self._close(client)
 
     def stop_listening(self) -> None:
@@ -145,34 +161,42 @@ class Server:
 
     def _serve(self, client: _Client) -> None:
         """Go on with a client whose socket can be read or written."""
+        self._attempt(client, self._exchange)
+
+    def _attempt(self, client: _Client, serve: Callable[[_Client], None]) -> None:
         try:
-            if client.unsent:
-                self._send(client)
-            else:
-                data = client.socket.recv(_PIECE_BYTES)
-                if not data:
-                    self._close(client)
-                    return
-                client.decoder.feed(data)
-            self._answer(client)
+            serve(client)
         except BlockingIOError:
             return
         except (OSError, ProtocolError):
             self._close(client)
 
-    def _answer(self, client: _Client) -> None:
-        """Answer what has arrived whole, as long as the client takes the answers."""
-        while not client.unsent and client in self._clients:
-            request = client.decoder.next()
-            if request is None:
-                return
-            client.num_requests += 1
-            answer = self._handle(request)
-            self._give_time(client)
-            client.unsent = encode_answer(answer)
+    def _exchange(self, client: _Client) -> None:
+        if client in self._waiting:
+            return  # what has arrived is answered first
+        if client.unsent:
             self._send(client)
-            if client.num_requests >= MAX_REQUESTS and not client.is_trusted:
+        else:
+            data = client.socket.recv(_PIECE_BYTES)
+            if not data:
                 self._close(client)
+                return
+            client.decoder.feed(data)
+        self._answer(client)
+
+    def _answer(self, client: _Client) -> None:
+        """Answer one request, if one has arrived whole and the client has taken the last answer."""
+        if client.unsent or (request := client.decoder.next()) is None:
+            return
+        client.num_requests += 1
+        answer = self._handle(request)
+        self._give_time(client)
+        client.unsent = encode_answer(answer)
+        self._send(client)
+        if client.num_requests >= MAX_REQUESTS and not client.is_trusted:
+            self._close(client)
+        elif not client.decoder.is_empty and not client.unsent:
+            self._waiting.append(client)
 
     def _send(self, client: _Client) -> None:
         with suppress(BlockingIOError):
@@ -185,6 +209,7 @@ class Server:
     def _give_time(self, client: _Client) -> None:
         if client.deadline_ns is not None:
             client.deadline_ns = self._mono_ns() + CLIENT_LIMIT_NS
+            client.has_grace = True
 
     def _close(self, client: _Client) -> None:
         if client not in self._clients:

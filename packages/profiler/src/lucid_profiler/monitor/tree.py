@@ -115,6 +115,7 @@ class Tree:
         self._absence = "not_found" if self._is_readable else why_hidden
         self._known: set[int] = set()
         self._last_pid: int | None = None
+        self._is_stale = False  # a number that was ours may be another's
         self._counts_starts = _shows_newest_pid()
         self._cpu, self._read, self._written = Total(_inherited_ticks), Total(_read_bytes), Total(_written_bytes)
 
@@ -128,7 +129,7 @@ class Tree:
         if not self._is_readable:
             return
         last_pid = self._newest_pid()
-        if last_pid is not None and last_pid == self._last_pid:
+        if last_pid is not None and last_pid == self._last_pid and not self._is_stale:
             return
         try:
             listed = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208 - only names
@@ -136,7 +137,7 @@ class Tree:
             return  # the next look may be luckier
         if last_pid is not None and self._last_pid is not None and last_pid < self._last_pid:
             self._known.clear()  # numbers are given out anew: a known one may be another process's by now
-        self._last_pid = last_pid
+        self._last_pid, self._is_stale = last_pid, False
         self._known &= listed
         new = {pid: stat for pid in sorted(listed - self._known) if (stat := read_stat(pid)) is not None}
         self._known |= {pid for pid, stat in new.items() if stat.parent in listed or stat.parent == 0}
@@ -170,7 +171,7 @@ class Tree:
                 del self._members[pid]
                 # Another process may have got its number.
                 self._known.discard(pid)
-                self._last_pid = None
+                self._is_stale = True
                 continue
             living[pid], usage[pid] = stat, io
         if not living:
