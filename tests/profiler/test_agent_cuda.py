@@ -1,33 +1,22 @@
 """The agent beside a program on a CUDA device: what it measures there, and that nothing waits for it."""
 
 import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-import lucid_profiler
 from lucid_profiler.entries import (
     AllocatorEntry,
     CaptureEntry,
     DeviceEntry,
     DeviceTimesEntry,
-    EndEntry,
     NonfiniteEntry,
     NoteEntry,
 )
-from lucid_profiler.traces import ProcessTrace, read_traces
+from support.under_agent import Ran, run_under_agent
 
 pytestmark = pytest.mark.gpu
-
-STARTUP = Path(lucid_profiler.__file__).parent / "_startup"
-
-# Seconds; the first process on a machine loads the libraries.
-PATIENCE = 240
 
 # Fifty steps of which each keeps the device busy for a known part, then one inside a capture, then more steps.
 MEASURED = """
@@ -175,43 +164,11 @@ for _ in range(5):
 """
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A script that ran under the agent, and what its one process left."""
-
-    stdout: str
-    trace: ProcessTrace
-    run_dir: Path
-
-
-def _run(directory: Path, script: str, **env: str) -> Ran:
-    path, run_dir = directory / "script.py", directory / "run"
-    path.write_text(script)
-    run_dir.mkdir()
-    pythonpath = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
-    settings = {**os.environ, "LUCID_RUN_DIR": str(run_dir), "PYTHONPATH": pythonpath, **env}
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        env=settings,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    (trace,) = read_traces(run_dir)
-    end = trace.last(EndEntry)
-    assert end is not None
-    assert (end.num_errors, end.errors, trace.faults) == (0, (), ())
-    return Ran(done.stdout, trace, run_dir)
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Return the run of a script that forbids synchronisation in fifty steps, and captures one."""
     directory = tmp_path_factory.mktemp("measured")
-    return _run(directory, MEASURED, LUCID_ALLOCATOR_INTERVAL_S="0.01", LUCID_PRIVATE_POOLS="1")
+    return run_under_agent(directory, MEASURED, LUCID_ALLOCATOR_INTERVAL_S="0.01", LUCID_PRIVATE_POOLS="1")
 
 
 def test_the_device_times_of_all_steps_but_the_captured_are_known(measured: Ran) -> None:
@@ -282,7 +239,7 @@ def test_a_loss_on_the_device_is_judged_without_waiting(measured: Ran) -> None:
 
 def test_the_first_step_that_was_not_finite_is_found(tmp_path: Path) -> None:
     """Over two streams and two dtypes, without a synchronisation; large finite halves are not mistaken for infinite."""
-    ran = _run(tmp_path, DIVERGES, LUCID_NONFINITE="1")
+    ran = run_under_agent(tmp_path, DIVERGES, LUCID_NONFINITE="1")
     loss, parameters = ran.trace.all(NonfiniteEntry)
     assert (loss.what, loss.step, loss.num_checked) == ("loss", 8, 12)
     assert (parameters.name, parameters.step, parameters.num_checked) == ("1.weight", 7, 12)
@@ -291,7 +248,7 @@ def test_the_first_step_that_was_not_finite_is_found(tmp_path: Path) -> None:
 
 def test_nothing_of_ours_begins_to_use_cuda(tmp_path: Path) -> None:
     """With parameters on the host nothing is initialised, and no memory is taken where the program has none."""
-    ran = _run(tmp_path, ON_THE_HOST, LUCID_NONFINITE="1", LUCID_PRIVATE_POOLS="1")
+    ran = run_under_agent(tmp_path, ON_THE_HOST, LUCID_NONFINITE="1", LUCID_PRIVATE_POOLS="1")
     assert ran.stdout.split() == [*["False"] * 3, *["True"] * 3]
     assert not list(ran.run_dir.glob("device-*"))
     assert not ran.trace.all(AllocatorEntry)
@@ -300,7 +257,7 @@ def test_nothing_of_ours_begins_to_use_cuda(tmp_path: Path) -> None:
 
 def test_the_first_replay_of_an_optimizer_is_told(tmp_path: Path) -> None:
     """Two steps warm up, the third is replayed, and each has a device time of its own."""
-    ran = _run(tmp_path, CAPTURES, LUCID_CAPTURE_UPDATES="1")
+    ran = run_under_agent(tmp_path, CAPTURES, LUCID_CAPTURE_UPDATES="1")
     capture = ran.trace.last(CaptureEntry)
     assert capture is not None
     assert capture.capture is not None
@@ -312,5 +269,5 @@ def test_the_first_replay_of_an_optimizer_is_told(tmp_path: Path) -> None:
 
 def test_a_fork_of_a_program_on_the_device_ends_in_peace(tmp_path: Path) -> None:
     """The child frees nothing of CUDA's, and the parent goes on measuring."""
-    ran = _run(tmp_path, FORKS)
+    ran = run_under_agent(tmp_path, FORKS)
     assert len(ran.trace.device_times.records) == 10

@@ -1,21 +1,15 @@
 """The agent in a process that uses two CUDA devices, or another than the current one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import lucid_profiler
-from lucid_profiler.entries import AllocatorEntry, DeviceEntry, DeviceTimesEntry, EndEntry, MemoryEntry
-from lucid_profiler.traces import ProcessTrace, read_traces
+from lucid_profiler.entries import AllocatorEntry, DeviceEntry, DeviceTimesEntry, MemoryEntry
+from support.under_agent import run_under_agent
 
 pytestmark = pytest.mark.two_gpus
 
-STARTUP = Path(lucid_profiler.__file__).parent / "_startup"
-PATIENCE = 240  # seconds; the first process on a machine loads the libraries
 MIB = 2**20
 
 ON_THE_SECOND = """
@@ -52,33 +46,10 @@ print(json.dumps([torch.cuda.max_memory_allocated(index) for index in range(2)])
 """
 
 
-def _run(directory: Path, script: str, **env: str) -> tuple[object, ProcessTrace]:
-    path, run_dir = directory / "script.py", directory / "run"
-    path.write_text(script)
-    run_dir.mkdir()
-    pythonpath = os.pathsep.join(filter(None, [str(STARTUP), os.environ.get("PYTHONPATH")]))
-    settings = {**os.environ, "LUCID_RUN_DIR": str(run_dir), "PYTHONPATH": pythonpath, **env}
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        env=settings,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    (trace,) = read_traces(run_dir)
-    end = trace.last(EndEntry)
-    assert end is not None
-    assert (end.num_errors, end.errors, trace.faults) == (0, (), ())
-    return json.loads(done.stdout), trace
-
-
 def test_a_device_that_is_only_the_current_one_is_left_alone(tmp_path: Path) -> None:
     """What trains on the second device gets no context on the first, is timed, and named by its own."""
-    said, trace = _run(tmp_path, ON_THE_SECOND)
-    assert isinstance(said, list)
+    ran = run_under_agent(tmp_path, ON_THE_SECOND)
+    said, trace = json.loads(ran.stdout), ran.trace
     assert said[1:] == [said[0], 0]
     assert [entry.device for entry in trace.all(DeviceEntry)] == [1]
     assert {entry.device for entry in trace.all(AllocatorEntry)} == {1}
@@ -91,8 +62,8 @@ def test_a_device_that_is_only_the_current_one_is_left_alone(tmp_path: Path) -> 
 
 def test_an_optimizer_on_two_devices_has_both_in_the_records(tmp_path: Path) -> None:
     """Readings and names of each; the peak is that of the one which held most, although the other's time is taken."""
-    said, trace = _run(tmp_path, ON_BOTH, LUCID_ALLOCATOR_INTERVAL_S="0.001")
-    assert isinstance(said, list)
+    ran = run_under_agent(tmp_path, ON_BOTH, LUCID_ALLOCATOR_INTERVAL_S="0.001")
+    said, trace = json.loads(ran.stdout), ran.trace
     assert [entry.device for entry in trace.all(DeviceEntry)] == [0, 1]
     assert {entry.device for entry in trace.all(AllocatorEntry)} == {0, 1}
     memory = trace.last(MemoryEntry)
