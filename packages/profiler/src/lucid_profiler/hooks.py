@@ -149,7 +149,8 @@ class TorchHooks:
         for tracked in optimizers:
             for parameter, own_name, place in parameters(tracked):
                 if id(parameter) not in names:
-                    name = own_name or tracked.names.get(id(parameter)) or place
+                    found = tracked.names.get(id(parameter))
+                    name = own_name or (place if found is None else found.text)
                     candidates = (name, f"optimizer{tracked.index}.{name}")
                     names[id(parameter)] = next((one for one in candidates if one not in taken), place)
                     taken.add(names[id(parameter)])

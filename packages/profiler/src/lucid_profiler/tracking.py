@@ -23,6 +23,7 @@ _WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 __all__ = [
+    "Name",
     "Root",
     "TrackedOptimizer",
     "devices_in_use",
@@ -44,11 +45,18 @@ class Root(NamedTuple):
     names: dict[int, str]
 
 
+class Name(NamedTuple):
+    """What a parameter is called below its outermost module, and with that one's class and place where that is needed."""
+
+    within: str
+    text: str
+
+
 class TrackedOptimizer:
     """One optimizer that stepped.
 
     `optimizer` is None while it is not among those that stepped last. `names` maps the identity of a parameter to its
-    qualified name, None where it has none; `devices` are the indices of the CUDA devices that its steps keep busy, the
+    name, None where it has none; `devices` are the indices of the CUDA devices that its steps keep busy, the
     one first whose time is taken; `num_states` is how many entries its state had after its last step; `num_trained` and
     `num_elements` are the most parameters that it trained and what these held, which `is_counted` for its groups;
     `is_nested` says that the step under way calls itself, as one does that calls its parent's; `thread` began it;
@@ -79,7 +87,7 @@ class TrackedOptimizer:
         self.alive = ref(optimizer, on_death)
         self.index = index
         self.remark: str | None = None
-        self.names: dict[int, str | None] = {}
+        self.names: dict[int, Name | None] = {}
         self.num_elements = 0
         self.num_groups = 0
         self.num_trained = 0
@@ -279,7 +287,7 @@ def _named(root: Any) -> Root:
     return Root(type(root).__name__, {id(parameter): _without_wrappers(name) for name, parameter in named})
 
 
-def qualified_names(roots: Sequence[Root], wanted: Collection[int]) -> dict[int, str]:
+def qualified_names(roots: Sequence[Root], wanted: Collection[int]) -> dict[int, Name]:
     """Return the name of each wanted parameter below its outermost module.
 
     When the parameters belong to several outermost modules, each name begins with the class and place of its own.
@@ -289,24 +297,23 @@ def qualified_names(roots: Sequence[Root], wanted: Collection[int]) -> dict[int,
         names = {identity: root.names[identity] for identity in wanted if identity in root.names}
         if names:
             found.append((root, names))
-    if len(found) == 1:
-        return found[0][1]
     return {
-        identity: f"{root.kind}{place}.{name}"
+        identity: Name(name, name if len(found) == 1 else f"{root.kind}{place}.{name}")
         for place, (root, names) in reversed(list(enumerate(found)))
         for identity, name in names.items()
     }
 
 
-def _better(old: str | None, new: str | None) -> str | None:
+def _better(old: Name | None, new: Name | None) -> Name | None:
     """Return the name that a parameter keeps: the first, unless it cannot be of what is found now.
 
-    Further modules around a model make its names longer for as long as they live; the identity of a parameter that is
-    gone may be another's.
+    Further modules around a model make its names longer and give it another place for as long as they live; the
+    identity of a parameter that is gone may be another's.
     """
     if old is None or new is None:
         return old or new
-    return old if old == new or new.endswith(f".{old}") or old.endswith(f".{new}") else new
+    short, long = sorted((f".{old.within}", f".{new.within}"), key=len)
+    return old if long.endswith(short) else new
 
 
 def _unwrapped(module: Any) -> Any:
