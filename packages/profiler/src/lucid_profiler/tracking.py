@@ -46,7 +46,7 @@ class Root(NamedTuple):
 
 
 class Name(NamedTuple):
-    """What a parameter is called below its outermost module, and with that one's class and place where that is needed."""
+    """What a parameter is called in its outermost module, and with that one's class and place where that is needed."""
 
     within: str
     text: str
