@@ -145,7 +145,7 @@ class TorchHooks:
         optimizers = self.optimizers()
         if starting is not None and not starting.num_steps:
             optimizers.append(starting)
-        self._name([tracked for tracked in optimizers if is_anew or tracked.has_unnamed()])
+        self._name([tracked for tracked in optimizers if is_anew or tracked.has_unnamed()], keeps_names=True)
         for tracked in optimizers:
             for parameter, own_name, place in parameters(tracked):
                 if id(parameter) not in names:
@@ -318,14 +318,14 @@ class TorchHooks:
                 oldest.optimizer = None
             self._kept.append(tracked)
         if len(optimizer.param_groups) != tracked.num_groups:
-            self._name([tracked])
+            self._name([tracked], keeps_names=False)
             if tracked.devices:  # of which there may be more now
                 tracked.devices = devices_in_use(optimizer)
             tracked.is_counted = False
             tracked.num_groups = len(optimizer.param_groups)
         return tracked
 
-    def _name(self, some: Sequence[TrackedOptimizer]) -> None:
+    def _name(self, some: Sequence[TrackedOptimizer], *, keeps_names: bool) -> None:
         """Name the parameters of some optimizers; where the program's modules do not let that be done, names stay."""
         if not some:
             return
@@ -333,7 +333,7 @@ class TorchHooks:
         with self._guard:
             roots = named_roots(list(self._modules.values()))
         for tracked in some:
-            tracked.name(roots)
+            tracked.name(roots, keeps_names=keeps_names)
 
     def _forget(self, identity: int, _reference: Any) -> None:
         """Drop an optimizer that is no more, before another can have its identity."""

@@ -118,11 +118,17 @@ class TrackedOptimizer:
         keys = (key for key, value in state.items() if not isinstance(value, Mapping) or value)
         return sum(1 for key in keys if hasattr(key, "grad_fn") and id(key) not in own)
 
-    def name(self, roots: Sequence["Root"]) -> None:
-        """Name each parameter as it is called below the outermost module that it is in, if it is in one."""
+    def name(self, roots: Sequence["Root"], *, keeps_names: bool) -> None:
+        """Name each parameter as it is called below the outermost module that it is in, if it is in one.
+
+        Args:
+            roots: the outermost modules.
+            keeps_names: whether names stay that could be of what is found now.
+        """
         wanted = {id(parameter) for parameter, _, _ in parameters(self)}
         found = qualified_names(roots, wanted)
-        self.names = {identity: _better(self.names.get(identity), found.get(identity)) for identity in wanted}
+        better = _better if keeps_names else _newer
+        self.names = {identity: better(self.names.get(identity), found.get(identity)) for identity in wanted}
 
     def has_unnamed(self) -> bool:
         """Return whether there are parameters for which no name was looked for."""
@@ -302,6 +308,10 @@ def qualified_names(roots: Sequence[Root], wanted: Collection[int]) -> dict[int,
         for place, (root, names) in reversed(list(enumerate(found)))
         for identity, name in names.items()
     }
+
+
+def _newer(old: Name | None, new: Name | None) -> Name | None:
+    return new or old
 
 
 def _better(old: Name | None, new: Name | None) -> Name | None:
