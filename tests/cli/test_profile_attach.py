@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from lucid_profiler.monitor.log import LogReader, LogWriter
 from lucid_profiler.monitor.readings import Values
 from lucid_profiler.monitor.records import End, Event, Gap, Header, ReasonsChanged, Record, Sample, TargetExit
 from support import fake_nvml
+from support.memory import peak_bytes
 
 S = 10**9
 GPU_1, GPU_2 = "GPU-1", "GPU-2"
@@ -89,23 +89,17 @@ def write_log(path: Path, num_samples: int) -> None:
     log.close()
 
 
-def peak_bytes(path: Path) -> int:
-    """Return the most memory that summing a log up takes."""
-    tracemalloc.start()
-    try:
-        summarize(LogReader(path))
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def test_summing_up_takes_no_more_memory_for_a_longer_log(tmp_path: Path) -> None:
     """A log of days is summed up in the memory of one of minutes."""
     short, long = tmp_path / "short.jsonl", tmp_path / "long.jsonl"
     write_log(short, 2_000)
     write_log(long, 20_000)
     assert long.with_name("long.jsonl.5").exists()
-    assert peak_bytes(long) < peak_bytes(short) + 16_384 < 200_000
+    assert (
+        peak_bytes(lambda: summarize(LogReader(long)))
+        < peak_bytes(lambda: summarize(LogReader(short))) + 16_384
+        < 200_000
+    )
     assert "CPU time 1999.90 s, at most 2 processes" in lines_of(LogReader(long))
 
 
